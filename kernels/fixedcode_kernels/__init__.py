@@ -1,0 +1,11 @@
+"""The token-code op: one specification, several backends, each proven equal bit for bit.
+
+Importing the package loads torch and nothing else: compilers, Triton and GPUs are looked for when a
+tensor first needs them, and their absence is never an error.
+"""
+
+from fixedcode_kernels.dispatch import use_backend
+from fixedcode_kernels.op import token_code_embedding
+from fixedcode_kernels.spec import CodeLike, CodeSpec
+
+__all__ = ["CodeLike", "CodeSpec", "token_code_embedding", "use_backend"]
