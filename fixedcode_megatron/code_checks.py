@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from . import gf2, splitmix
-from .errors import UserError
+from fixedcode_megatron import gf2, splitmix
+from fixedcode_megatron.errors import UserError
 
 if TYPE_CHECKING:
-    from .codes import TokenCode
+    from fixedcode_megatron.codes import TokenCode
 
 VERSION = 1
 MAX_VOCAB_SIZE = 2**31
@@ -56,7 +56,8 @@ def normalised(code: TokenCode) -> dict[str, Any]:
         fields[name] = _number(name, getattr(code, name))
     if not isinstance(code.allow_partial_tile, bool):
         raise UserError(
-            f"token code: allow_partial_tile must be true or false, found {code.allow_partial_tile!r}"
+            f"token code: allow_partial_tile must be true or false, "
+            f"found {code.allow_partial_tile!r}"
         )
     return fields
 
@@ -93,8 +94,8 @@ def _check_random(code: TokenCode) -> None:
         scale, offset = np.float32(code.scale), np.float32(code.offset)
     if scale == 0 or not np.isfinite(scale) or not np.isfinite(offset):
         raise UserError(
-            f"--code-scale {code.scale} --code-offset {code.offset}: finite FP32 numbers are needed, "
-            "and a scale other than 0"
+            f"--code-scale {code.scale} --code-offset {code.offset}: finite FP32 numbers are "
+            "needed, and a scale other than 0"
         )
 
 
@@ -122,8 +123,8 @@ def check_matrix_size(size: int, vocab_size: int, num_bits: int | None) -> None:
     least = minimal_bits(vocab_size)
     if num_bits is not None and size != num_bits:
         raise UserError(
-            f"--code-matrix is {size} x {size} but --code-bits is {num_bits}: leave out --code-bits "
-            f"or give {size}"
+            f"--code-matrix is {size} x {size} but --code-bits is {num_bits}: leave out "
+            f"--code-bits or give {size}"
         )
     if not least <= size <= MAX_BITS:
         raise UserError(

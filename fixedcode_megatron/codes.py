@@ -21,10 +21,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from . import code_checks, gf2, splitmix
-from .code_checks import MAX_BITS, MAX_RANDOM_COLUMNS, minimal_bits
-from .errors import UserError
-from .gf2 import load_matrix
+from fixedcode_megatron import code_checks, gf2, splitmix
+from fixedcode_megatron.code_checks import MAX_BITS, MAX_RANDOM_COLUMNS, minimal_bits
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.gf2 import load_matrix
 
 __all__ = ["MAX_BITS", "MAX_RANDOM_COLUMNS", "TokenCode", "load_matrix", "minimal_bits"]
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from . import splitmix
-from .errors import UserError
+from fixedcode_megatron import splitmix
+from fixedcode_megatron.errors import UserError
 
 Rows = tuple[int, ...]
 
