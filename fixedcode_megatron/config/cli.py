@@ -1,0 +1,207 @@
+"""The command line: flags > preset (`--config`) > defaults, all problems reported at once."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from fixedcode_megatron.config import presets
+from fixedcode_megatron.config.aliases import (
+    ALIASES,
+    IGNORED,
+    REFUSED,
+    REFUSED_VALUES,
+    TAKES_VALUE,
+    refused_prefix,
+)
+from fixedcode_megatron.config.options import MISSING_VALUE, Option, parse
+from fixedcode_megatron.config.problems import ConfigError
+from fixedcode_megatron.config.tree import OPTIONS, RunConfig, default_config
+from fixedcode_megatron.config.validate import validate
+
+
+class _Collect(argparse.Action):
+    """Append (flag as typed, values) to ``namespace.flags``; meaning is given to them later."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
+        namespace.flags.append((option_string, values))
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def negation(name: str) -> str:
+    """Return the flag that turns a bool off: ``--no-x``, or ``--x`` for a name like ``no_x``."""
+    return _flag(name.removeprefix("no_")) if name.startswith("no_") else _flag(f"no_{name}")
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Return the parser of every flag: our options, then Megatron-LM's other names for them."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fixedcode_megatron.pretrain",
+        description="Pre-train a language model. Flags have Megatron-LM's names.",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    # argparse takes `-1e-3` for a flag; this is the pattern by which it tells numbers.
+    parser._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+    parser.set_defaults(flags=[])
+    parser.add_argument(
+        "--config",
+        action=_Collect,
+        nargs="*",
+        metavar="PRESET",
+        help="YAML preset: a file, or the name of one in examples/configs",
+    )
+    groups: dict[str, Any] = {}
+    for opt in OPTIONS.values():
+        section = opt.sections[0]
+        group = groups.setdefault(section, parser.add_argument_group(section))
+        _add_option(group, opt)
+    known = set(parser._option_string_actions)
+    for name in (*ALIASES, *IGNORED, *REFUSED):
+        if (flag := _flag(name)) not in known:
+            known.add(flag)
+            parser.add_argument(flag, action=_Collect, nargs="*", help=argparse.SUPPRESS)
+    return parser
+
+
+def _add_option(group: Any, opt: Option) -> None:
+    """Every flag may come without a value: what that means is decided in `_apply_flag`."""
+    flags = [opt.flag, negation(opt.name)] if opt.kind == "bool" and not opt.is_list else [opt.flag]
+    metavar = None if opt.kind == "bool" else (opt.choices and f"{{{','.join(opt.choices)}}}")
+    group.add_argument(
+        *flags,
+        dest=opt.name,
+        action=_Collect,
+        nargs="*",
+        metavar="" if opt.kind == "bool" else metavar or opt.kind.upper(),
+        default=opt.default,
+        help=opt.help.replace("%", "%%") or " ",
+    )
+
+
+def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = None) -> RunConfig:
+    """Return the resolved and validated configuration.
+
+    Parameters
+    ----------
+    argv
+        Flags; default: the program's own.
+    world_size
+        Number of ranks; default: ``WORLD_SIZE`` in the environment, else 1.
+
+    Raises
+    ------
+    ConfigError
+        With every problem found: unknown flags and preset keys, values that do not read,
+        combinations that do not work.
+    """
+    if world_size is None:
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    cfg = default_config()
+    problems: list[str] = []
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parsed, extras = build_parser().parse_known_args(argv)
+    problems += [_unknown_flag(e) for e in extras if e.startswith("--")]
+    for preset in [_raw(values) for flag, values in parsed.flags if flag == "--config"]:
+        if not isinstance(preset, str):
+            problems.append("--config: needs one file or name of a preset")
+            continue
+        for name, raw in presets.load(preset, problems).items():
+            _apply_preset(cfg, name, raw, preset, problems)
+    for flag, values in parsed.flags:
+        if flag != "--config":
+            _apply_flag(cfg, flag, values, problems)
+    problems += validate(cfg, world_size)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return cfg
+
+
+def _unknown_flag(flag: str) -> str:
+    flag = flag.split("=")[0]
+    name = flag.removeprefix("--").replace("-", "_")
+    if reason := refused_prefix(name):
+        return f"{flag}: {reason}"
+    known = [o.flag for o in OPTIONS.values()] + [_flag(a) for a in ALIASES] + ["--config"]
+    known += [negation(o.name) for o in OPTIONS.values() if o.kind == "bool"]
+    return f"{flag}: no such flag{_suggest(flag, known)}"
+
+
+def _suggest(word: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(word, known, n=1, cutoff=0.7)
+    return f"; did you mean {close[0]}?" if close else "; --help lists them all"
+
+
+def _apply_preset(cfg: RunConfig, name: str, raw: Any, preset: str, problems: list[str]) -> None:
+    where = f"{preset}: {name}"
+    if name not in OPTIONS:
+        if reason := refused_prefix(name):
+            problems.append(f"{where}: {reason}")
+        else:
+            problems.append(f"{where}: no such setting{_suggest(name, list(OPTIONS))}")
+        return
+    _set(cfg, name, raw, where, problems)
+
+
+def _apply_flag(cfg: RunConfig, flag: str, values: list[str], problems: list[str]) -> None:
+    name = flag.removeprefix("--").replace("-", "_")
+    if name in ALIASES:
+        alias = ALIASES[name]
+        for target in alias.targets:
+            if target in OPTIONS:
+                given = _raw(values) if alias.const is TAKES_VALUE else alias.const
+                _set(cfg, target, given, flag, problems)
+            else:
+                problems.append(f"{flag}: the installed megatron-core has no {target}")
+        if alias.const is not TAKES_VALUE and values:
+            problems.append(f"{flag}: takes no value, found {' '.join(values)}")
+    elif name in REFUSED:
+        problems.append(f"{flag}: {REFUSED[name]}")
+    elif name in OPTIONS:
+        opt = OPTIONS[name]
+        if opt.kind == "bool" and not opt.is_list and not values:
+            _set(cfg, name, True, flag, problems)
+        else:
+            _set(cfg, name, values if opt.is_list and values else _raw(values), flag, problems)
+    elif name in IGNORED:
+        if values and (reason := REFUSED_VALUES.get((name, values[0]))):
+            problems.append(f"{flag} {values[0]}: {reason}")
+        else:
+            cfg.notices.append(f"{flag} is ignored: {IGNORED[name]}")
+    else:
+        _apply_negation(cfg, flag, values, problems)
+
+
+def _apply_negation(cfg: RunConfig, flag: str, values: list[str], problems: list[str]) -> None:
+    """Turn off the bool whose negation this flag is."""
+    name = next(o.name for o in OPTIONS.values() if negation(o.name) == flag)
+    if values:
+        problems.append(f"{flag}: takes no value, found {' '.join(values)}")
+    _set(cfg, name, False, flag, problems)
+
+
+def _raw(values: list[str]) -> Any:
+    """Return the one value, several as a list (an error later), or the mark of a missing one."""
+    if not values:
+        return MISSING_VALUE
+    return values[0] if len(values) == 1 else values
+
+
+def _set(cfg: RunConfig, name: str, raw: Any, where: str, problems: list[str]) -> None:
+    if isinstance(raw, str) and (reason := REFUSED_VALUES.get((name, raw))):
+        problems.append(f"{where} {raw}: {reason}")
+        return
+    try:
+        cfg.set(name, parse(OPTIONS[name], raw))
+    except ValueError as error:
+        problems.append(f"{where}: {error}")
+        return
+    cfg.given.add(name)

@@ -1,0 +1,202 @@
+"""One configuration value: its type, how it reads from a flag or from YAML, how it prints.
+
+Every value of the tree is an `Option`. Options are made from dataclass fields, ours and
+megatron-core's alike, by looking at the field's type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import yaml
+
+MISSING_VALUE = object()
+"""Stands for a flag given without its value, so that parsing goes on and reports all problems."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
+
+
+class Unsupported(Exception):
+    """The type cannot come from a command line (a callable, a process group, a context manager)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option:
+    """What is known of one value.
+
+    Parameters
+    ----------
+    name
+        Field name, in snake_case; the flag is the same with dashes.
+    kind
+        ``bool``, ``int``, ``float``, ``str``, or ``yaml`` (a number or a list in YAML's notation).
+    is_list
+        The flag takes one or more values; YAML gives a list.
+    optional
+        ``None`` (written ``none`` or ``null``) is a value.
+    sections
+        Attribute names of the sections of the tree that hold the value; the first one's default
+        holds for all.
+    auto
+        ``None`` means "on where this machine can": resolved when megatron-core's object is built.
+    """
+
+    name: str
+    kind: str
+    is_list: bool = False
+    optional: bool = False
+    choices: tuple[str, ...] | None = None
+    default: Any = None
+    help: str = ""
+    sections: tuple[str, ...] = ()
+    auto: bool = False
+
+    @property
+    def flag(self) -> str:
+        return "--" + self.name.replace("_", "-")
+
+
+def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None) -> Any:
+    """Return a dataclass field of ours with its help text (and choices) in the metadata."""
+    metadata = {"help": help, "choices": choices}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def describe_type(annotation: Any) -> tuple[str, bool, bool, tuple[str, ...] | None]:
+    """Return (kind, is_list, optional, choices) for a type, or raise `Unsupported`."""
+    members = [annotation]
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        members = list(typing.get_args(annotation))
+    optional = type(None) in members
+    members = [m for m in members if m is not type(None)]
+    if len(members) > 1:
+        return (*_describe_union(members), optional, None)
+    (member,) = members
+    origin, args = typing.get_origin(member), typing.get_args(member)
+    if origin is typing.Literal:
+        kind = "int" if all(isinstance(a, int) for a in args) else "str"
+        return kind, False, optional, tuple(str(a) for a in args)
+    if origin in (list, tuple):
+        kind = describe_type(args[0])[0]
+        return kind, True, optional, None
+    if isinstance(member, type) and issubclass(member, enum.Enum):
+        return "str", False, optional, tuple(member.__members__)
+    if member is torch.dtype:
+        return "str", False, optional, tuple(DTYPES)
+    if member in (bool, int, float, str):
+        return member.__name__, False, optional, None
+    raise Unsupported(str(annotation))
+
+
+def _describe_union(members: list[Any]) -> tuple[str, bool]:
+    """Describe a union: text if text is allowed, else a number or list in YAML's notation."""
+    lists = [m for m in members if typing.get_origin(m) is list]
+    if str in members:
+        return "str", bool(lists)
+    if any(m in (int, float) for m in members):
+        return "yaml", False
+    raise Unsupported(str(members))
+
+
+def option_of(f: dataclasses.Field[Any], annotation: Any, section: str) -> Option:
+    """Return the `Option` of a dataclass field, or raise `Unsupported`."""
+    kind, is_list, optional, choices = describe_type(annotation)
+    default = f.default if f.default is not dataclasses.MISSING else None
+    if f.default_factory is not dataclasses.MISSING:
+        default = f.default_factory()
+    return Option(
+        name=f.name,
+        kind=kind,
+        is_list=is_list,
+        optional=optional or default is None,
+        choices=f.metadata.get("choices") or choices,
+        default=default,
+        help=f.metadata.get("help", ""),
+        sections=(section,),
+    )
+
+
+def parse(option: Option, raw: Any) -> Any:
+    """Turn what a flag or a preset gives into the option's value; ValueError says what would do.
+
+    Strings go through the same reading wherever they come from, so ``lr: 1e-5``, which YAML takes
+    for a string, is a number here.
+    """
+    if raw is MISSING_VALUE:
+        raise ValueError("needs a value")
+    if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null")):
+        # `none` is a choice of its own for some options; YAML's null never is.
+        if option.choices and isinstance(raw, str) and raw in option.choices:
+            return raw
+        if option.optional:
+            return None
+    if option.is_list:
+        items = raw if isinstance(raw, (list, tuple)) else str(raw).split()
+        return [_parse_one(option, item) for item in items]
+    if isinstance(raw, (list, tuple)) and option.kind != "yaml":
+        raise ValueError(f"takes one value, found {len(raw)}: {' '.join(map(str, raw))}")
+    return _parse_one(option, raw)
+
+
+def _parse_one(option: Option, raw: Any) -> Any:
+    if option.kind == "bool":
+        return _parse_bool(raw)
+    if option.kind == "yaml":
+        return yaml.safe_load(raw) if isinstance(raw, str) else raw
+    if option.kind == "int":
+        value: Any = _parse_int(raw)
+    elif option.kind == "float":
+        value = _parse_float(raw)
+    else:
+        value = _parse_str(raw)
+    if option.choices and str(value) not in option.choices:
+        raise ValueError(f"must be one of {', '.join(option.choices)}; found {value!r}")
+    return value
+
+
+def _parse_bool(raw: Any) -> bool:
+    if isinstance(raw, bool):
+        return raw
+    if str(raw).lower() in ("true", "false"):
+        return str(raw).lower() == "true"
+    raise ValueError(
+        f"is on or off (true or false in YAML) and takes no other value; found {raw!r}"
+    )
+
+
+def _parse_int(raw: Any) -> int:
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    if isinstance(raw, float) and raw.is_integer():
+        return int(raw)
+    try:
+        return int(raw, 0)  # 12, 0x1F, 1_000_000
+    except (TypeError, ValueError):
+        pass
+    try:
+        return int(raw, 10)  # 007
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a whole number, found {raw!r}") from None
+
+
+def _parse_float(raw: Any) -> float:
+    try:
+        if isinstance(raw, bool):
+            raise ValueError
+        return float(raw)
+    except (TypeError, ValueError):
+        raise ValueError(f"must be a number, found {raw!r}") from None
+
+
+def _parse_str(raw: Any) -> str:
+    if isinstance(raw, (str, int, float)) and not isinstance(raw, bool):
+        return str(raw)
+    raise ValueError(f"must be text, found {raw!r}")
