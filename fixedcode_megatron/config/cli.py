@@ -74,7 +74,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _add_option(group: Any, opt: Option) -> None:
     """Every flag may come without a value: what that means is decided in `_apply_flag`."""
-    flags = [opt.flag, negation(opt.name)] if opt.kind == "bool" and not opt.is_list else [opt.flag]
+    flags = [opt.flag, negation(opt.name)] if opt.is_switch else [opt.flag]
     metavar = None if opt.kind == "bool" else (opt.choices and f"{{{','.join(opt.choices)}}}")
     group.add_argument(
         *flags,
@@ -131,7 +131,7 @@ def _unknown_flag(flag: str) -> str:
     if reason := refused_prefix(name):
         return f"{flag}: {reason}"
     known = [o.flag for o in OPTIONS.values()] + [_flag(a) for a in ALIASES] + ["--config"]
-    known += [negation(o.name) for o in OPTIONS.values() if o.kind == "bool"]
+    known += [negation(o.name) for o in OPTIONS.values() if o.is_switch]
     return f"{flag}: no such flag{_suggest(flag, known)}"
 
 
@@ -167,10 +167,10 @@ def _apply_flag(cfg: RunConfig, flag: str, values: list[str], problems: list[str
         problems.append(f"{flag}: {REFUSED[name]}")
     elif name in OPTIONS:
         opt = OPTIONS[name]
-        if opt.kind == "bool" and not opt.is_list and not values:
+        if opt.is_switch and not values:
             _set(cfg, name, True, flag, problems)
         else:
-            _set(cfg, name, values if opt.is_list and values else _raw(values), flag, problems)
+            _set(cfg, name, values if opt.container and values else _raw(values), flag, problems)
     elif name in IGNORED:
         if values and (reason := REFUSED_VALUES.get((name, values[0]))):
             problems.append(f"{flag} {values[0]}: {reason}")
@@ -182,7 +182,7 @@ def _apply_flag(cfg: RunConfig, flag: str, values: list[str], problems: list[str
 
 def _apply_negation(cfg: RunConfig, flag: str, values: list[str], problems: list[str]) -> None:
     """Turn off the bool whose negation this flag is."""
-    name = next(o.name for o in OPTIONS.values() if negation(o.name) == flag)
+    name = next(o.name for o in OPTIONS.values() if o.is_switch and negation(o.name) == flag)
     if values:
         problems.append(f"{flag}: takes no value, found {' '.join(values)}")
     _set(cfg, name, False, flag, problems)

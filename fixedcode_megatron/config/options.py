@@ -27,19 +27,39 @@ class Unsupported(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Option:
-    """What is known of one value.
+class Shape:
+    """What a type says of an option's value.
+
+    Parameters
+    ----------
+    kind
+        ``bool``, ``int``, ``float``, ``str``, or ``yaml`` (a number or a list in YAML's notation).
+    container
+        ``list`` or ``tuple`` if there may be several values: a flag takes them separated by
+        blanks, YAML gives a list.
+    or_scalar
+        A list of one is handed on as that one value.
+    optional
+        ``None`` (written ``none`` or ``null``) is a value.
+    choices
+        The only values there are.
+    """
+
+    kind: str
+    container: type | None = None
+    or_scalar: bool = False
+    optional: bool = False
+    choices: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Option(Shape):
+    """One value of the tree.
 
     Parameters
     ----------
     name
         Field name, in snake_case; the flag is the same with dashes.
-    kind
-        ``bool``, ``int``, ``float``, ``str``, or ``yaml`` (a number or a list in YAML's notation).
-    is_list
-        The flag takes one or more values; YAML gives a list.
-    optional
-        ``None`` (written ``none`` or ``null``) is a value.
     sections
         Attribute names of the sections of the tree that hold the value; the first one's default
         holds for all.
@@ -48,10 +68,6 @@ class Option:
     """
 
     name: str
-    kind: str
-    is_list: bool = False
-    optional: bool = False
-    choices: tuple[str, ...] | None = None
     default: Any = None
     help: str = ""
     sections: tuple[str, ...] = ()
@@ -60,6 +76,11 @@ class Option:
     @property
     def flag(self) -> str:
         return "--" + self.name.replace("_", "-")
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the flag stands alone: ``--x`` or ``--no-x``."""
+        return self.kind == "bool" and self.container is None
 
 
 def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None) -> Any:
@@ -70,54 +91,53 @@ def option(default: Any, help: str, *, choices: tuple[str, ...] | None = None) -
     return field(default=default, metadata=metadata)
 
 
-def describe_type(annotation: Any) -> tuple[str, bool, bool, tuple[str, ...] | None]:
-    """Return (kind, is_list, optional, choices) for a type, or raise `Unsupported`."""
-    members = [annotation]
+def shape_of(annotation: Any) -> Shape:
+    """Return the shape of a type's values, or raise `Unsupported`."""
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        members = list(typing.get_args(annotation))
-    optional = type(None) in members
-    members = [m for m in members if m is not type(None)]
-    if len(members) > 1:
-        return (*_describe_union(members), optional, None)
-    (member,) = members
-    origin, args = typing.get_origin(member), typing.get_args(member)
+        return _shape_of_union(typing.get_args(annotation))
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is typing.Literal:
         kind = "int" if all(isinstance(a, int) for a in args) else "str"
-        return kind, False, optional, tuple(str(a) for a in args)
+        return Shape(kind=kind, choices=tuple(str(a) for a in args))
     if origin in (list, tuple):
-        kind = describe_type(args[0])[0]
-        return kind, True, optional, None
-    if isinstance(member, type) and issubclass(member, enum.Enum):
-        return "str", False, optional, tuple(member.__members__)
-    if member is torch.dtype:
-        return "str", False, optional, tuple(DTYPES)
-    if member in (bool, int, float, str):
-        return member.__name__, False, optional, None
+        return dataclasses.replace(shape_of(args[0]), container=origin)
+    if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
+        return Shape(kind="str", choices=tuple(annotation.__members__))
+    if annotation is torch.dtype:
+        return Shape(kind="str", choices=tuple(DTYPES))
+    if annotation in (bool, int, float, str):
+        return Shape(kind=annotation.__name__)
     raise Unsupported(str(annotation))
 
 
-def _describe_union(members: list[Any]) -> tuple[str, bool]:
-    """Describe a union: text if text is allowed, else a number or list in YAML's notation."""
-    lists = [m for m in members if typing.get_origin(m) is list]
+def _shape_of_union(members: tuple[Any, ...]) -> Shape:
+    """Text, alone or in a list, goes before the union's other types; None makes it optional."""
+    optional = type(None) in members
+    members = tuple(m for m in members if m is not type(None))
+    if len(members) == 1:
+        return dataclasses.replace(shape_of(members[0]), optional=optional)
+    listed = any(typing.get_origin(m) is list for m in members)
     if str in members:
-        return "str", bool(lists)
-    if any(m in (int, float) for m in members):
-        return "yaml", False
+        container = list if listed else None
+        return Shape(kind="str", container=container, or_scalar=listed, optional=optional)
+    if int in members or float in members:
+        return Shape(kind="yaml", optional=optional)
     raise Unsupported(str(members))
 
 
 def option_of(f: dataclasses.Field[Any], annotation: Any, section: str) -> Option:
     """Return the `Option` of a dataclass field, or raise `Unsupported`."""
-    kind, is_list, optional, choices = describe_type(annotation)
+    shape = shape_of(annotation)
     default = f.default if f.default is not dataclasses.MISSING else None
     if f.default_factory is not dataclasses.MISSING:
         default = f.default_factory()
     return Option(
         name=f.name,
-        kind=kind,
-        is_list=is_list,
-        optional=optional or default is None,
-        choices=f.metadata.get("choices") or choices,
+        kind=shape.kind,
+        container=shape.container,
+        or_scalar=shape.or_scalar,
+        optional=shape.optional or default is None,
+        choices=f.metadata.get("choices") or shape.choices,
         default=default,
         help=f.metadata.get("help", ""),
         sections=(section,),
@@ -138,9 +158,10 @@ def parse(option: Option, raw: Any) -> Any:
             return raw
         if option.optional:
             return None
-    if option.is_list:
+    if option.container is not None:
         items = raw if isinstance(raw, (list, tuple)) else str(raw).split()
-        return [_parse_one(option, item) for item in items]
+        values = [_parse_one(option, item) for item in items]
+        return values[0] if option.or_scalar and len(values) == 1 else option.container(values)
     if isinstance(raw, (list, tuple)) and option.kind != "yaml":
         raise ValueError(f"takes one value, found {len(raw)}: {' '.join(map(str, raw))}")
     return _parse_one(option, raw)

@@ -4,9 +4,13 @@ import pytest
 
 from fixedcode_megatron.config import ConfigError, parse_args
 
-MINIMAL = (
-    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --train-iters 5 --lr 1e-3".split()
-)
+MINIMAL = [
+    "--num-layers=2",
+    "--hidden-size=64",
+    "--num-attention-heads=4",
+    "--train-iters=5",
+    "--lr=1e-3",
+]
 
 
 def problems_of(*flags: str) -> list[str]:
@@ -17,11 +21,12 @@ def problems_of(*flags: str) -> list[str]:
 
 def test_flag_beats_preset_beats_default(tmp_path):
     preset = tmp_path / "p.yaml"
-    preset.write_text("hidden_size: 128\nlr: 3e-4\nmicro_batch_size: 4\n")
-    cfg = parse_args([*MINIMAL[:2], *MINIMAL[4:], "--config", str(preset), "--lr", "1e-3"])
+    preset.write_text("hidden_size: 128\nlr: 3e-4\nclip_grad: 5e-1\n")
+    flags = [flag for flag in MINIMAL if not flag.startswith("--hidden-size")]
+    cfg = parse_args([*flags, "--config", str(preset)])
     assert cfg.transformer.hidden_size == 128  # preset
-    assert cfg.optimizer.lr == 1e-3  # flag, though YAML takes 3e-4 for a string
-    assert cfg.training.micro_batch_size == 4
+    assert cfg.optimizer.lr == 1e-3  # flag
+    assert cfg.optimizer.clip_grad == 0.5  # preset, although YAML takes 5e-1 for a string
     assert cfg.model.seq_length == 1024  # default
 
 
