@@ -1,0 +1,1 @@
+"""Documents to token ids to training batches. Only training imports megatron-core here."""

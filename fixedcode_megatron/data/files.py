@@ -1,0 +1,82 @@
+"""Files that appear whole or not at all, and locks between processes."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make renames inside `folder` survive a power cut (where the file system allows it)."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def flush_to_disk(stream: IO) -> None:
+    """Flush Python's and the kernel's buffers of an open file."""
+    stream.flush()
+    os.fsync(stream.fileno())
+
+
+def write_text_whole(path: Path, text: str) -> None:
+    """Write `text` under a temporary name beside `path`, then rename it to `path`."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with open(temporary, "w", encoding="utf-8") as stream:
+            stream.write(text)
+            flush_to_disk(stream)
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)
+
+
+def sha256_of_file(path: Path) -> str:
+    """Hexadecimal SHA-256 of a file, read in blocks."""
+    with open(path, "rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def exclusive_lock(path: Path) -> Iterator[None]:
+    """Hold a lock between the processes of this file system; waits for whoever holds it.
+
+    The kernel releases it when the holder ends, however it ends, so a killed process blocks nobody.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as stream:
+        fcntl.flock(stream, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(stream, fcntl.LOCK_UN)
+
+
+def open_claimed(path: Path) -> IO[bytes] | None:
+    """Open `path` for writing from scratch and claim it, or return None if another process has it.
+
+    What a killed process left under this name is discarded. The loop guards against the former
+    owner renaming the file between our `open` and our lock: then the name is another file by now.
+    """
+    while True:
+        stream = open(path, "ab")  # noqa: SIM115  (handed to the caller)
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            stream.close()
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
+                stream.truncate(0)
+                return stream
+        stream.close()
