@@ -159,7 +159,7 @@ def load_matrix(path: str | Path) -> npt.NDArray[np.uint8]:
             matrix = _parse_text(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"--code-matrix {path}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, EOFError) as error:
         raise UserError(f"--code-matrix {path}: not a readable matrix: {error}") from error
     try:
         return to_array(from_array(matrix))
