@@ -125,7 +125,7 @@ def _blocks_of_file(path: Path, block_bytes: int) -> Iterator[Block]:
                 data += stream.readline()
             if not data:
                 return
-            position = raw.tell()
+            position = raw.tell() if packed else before + len(data)  # a pipe cannot tell
             lines = data.count(b"\n")
             if first and data.startswith(_BOM):
                 data = data[len(_BOM) :]

@@ -33,6 +33,11 @@ class Document:
     source: str
     text: str
 
+    @property
+    def kind(self) -> str:
+        """docs, docstrings or code."""
+        return self.source.split(":")[0] if ":" in self.source else "code"
+
 
 def library_documents() -> Iterator[Document]:
     """All documents, in an order that depends on nothing but their names."""
