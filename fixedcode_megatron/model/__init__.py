@@ -1,0 +1,1 @@
+"""The model: Megatron-Core's GPT with a computed or learned input interface."""

@@ -1,0 +1,106 @@
+"""Which modules a transformer layer is made of: Transformer Engine's or the torch-native ones."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any, Literal
+
+import torch
+from megatron.core.models.gpt.gpt_layer_specs import (
+    get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
+)
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import (
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.model.layers import CoreAttention, LayerNormColumnParallelLinear, Norm
+
+TransformerImpl = Literal["auto", "transformer_engine", "local"]
+
+
+def resolve_transformer_impl(requested: str) -> Literal["transformer_engine", "local"]:
+    """Turn `auto` into what this machine can run; refuse Transformer Engine where it is absent.
+
+    Raises
+    ------
+    UserError
+        If `transformer_engine` is requested and is not installed, or there is no GPU.
+    """
+    installed = importlib.util.find_spec("transformer_engine") is not None
+    usable = installed and torch.cuda.is_available()
+    if requested == "transformer_engine" and not usable:
+        missing = "no CUDA device was found" if installed else "transformer-engine is not installed"
+        raise UserError(
+            f"--transformer-impl transformer_engine: {missing}; "
+            "use --transformer-impl local (torch-native layers) or auto"
+        )
+    return "transformer_engine" if usable and requested != "local" else "local"
+
+
+def block_spec(
+    config: TransformerConfig,
+    implementation: Literal["transformer_engine", "local"],
+    *,
+    vp_stage: int | None = None,
+    pp_rank: int | None = None,
+) -> TransformerBlockSubmodules:
+    """Layers and final norm of one pipeline stage (or virtual stage).
+
+    Parameters
+    ----------
+    config
+        megatron-core's configuration; decides norms, experts and the split into stages.
+    vp_stage, pp_rank
+        Virtual stage and pipeline rank to build for.
+    """
+    if implementation == "transformer_engine":
+        from megatron.core.extensions.transformer_engine import TENorm
+
+        layer, final_norm = _transformer_engine_layer(config), TENorm
+    else:
+        layer, final_norm = local_layer(config), Norm
+    count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
+    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final_norm)
+
+
+def _transformer_engine_layer(config: TransformerConfig) -> ModuleSpec:
+    return get_gpt_layer_with_transformer_engine_spec(
+        num_experts=config.num_moe_experts,
+        moe_grouped_gemm=config.moe_grouped_gemm,
+        qk_layernorm=config.qk_layernorm,
+        qk_l2_norm=config.qk_l2_norm,
+    )
+
+
+def local_layer(config: TransformerConfig) -> ModuleSpec:
+    """One torch-native transformer layer, in the shape of Transformer Engine's fused modules."""
+    if config.num_moe_experts is not None:
+        raise UserError(
+            f"--num-experts {config.num_moe_experts}: mixture-of-experts layers need "
+            "--transformer-impl transformer_engine"
+        )
+    layer = get_gpt_layer_local_spec(
+        qk_layernorm=config.qk_layernorm, qk_l2_norm=config.qk_l2_norm, normalization="RMSNorm"
+    )
+    modules = layer.submodules
+    modules.input_layernorm = modules.pre_mlp_layernorm = IdentityOp
+    # Megatron's local layer renames its separate norms on saving; here the names are right already.
+    modules.sharded_state_dict_keys_map = {}
+    attention = modules.self_attention.submodules
+    attention.linear_qkv = LayerNormColumnParallelLinear
+    attention.core_attention = CoreAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = Norm
+    _mlp_submodules(modules.mlp).linear_fc1 = LayerNormColumnParallelLinear
+    return layer
+
+
+def _mlp_submodules(mlp: Any) -> Any:
+    """The MLP's submodules: a ModuleSpec up to megatron-core 0.17, a partial from then on."""
+    return mlp.submodules if isinstance(mlp, ModuleSpec) else mlp.keywords["submodules"]

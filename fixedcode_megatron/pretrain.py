@@ -1,0 +1,224 @@
+"""The entry point: `python -m fixedcode_megatron.pretrain FLAGS`, alone or under torchrun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fixedcode_megatron import runtime as run_time
+from fixedcode_megatron.errors import UserError
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config import RunConfig
+    from fixedcode_megatron.data.tokenizers import Tokenizer
+    from fixedcode_megatron.runtime import Runtime
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train what the flags say; returns the exit status.
+
+    0 after a complete run (or one that an interval or time limit ended), 2 after a mistake of the
+    user's, 128 + the signal's number after a run that a signal ended, with its checkpoint saved.
+    """
+    _configure_logging()
+    # Imported here, for megatron-core warns at import of everything that is not installed.
+    from fixedcode_megatron.config import parse_args
+
+    try:
+        return run(parse_args(argv))
+    except UserError as error:
+        return _report(error)
+    finally:
+        run_time.shutdown()
+
+
+def run(cfg: RunConfig) -> int:
+    """Do what a resolved configuration asks for."""
+    for notice in cfg.notices:
+        logger.warning("%s", notice)
+    if cfg.runtime.print_config:
+        print(cfg.to_yaml(), end="")
+        return 0
+    if cfg.runtime.count_parameters:
+        return _count_parameters(cfg)
+    prepare_data(cfg)
+    return pretrain(cfg, run_time.initialize(cfg))
+
+
+def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
+    """Build everything, resume where a checkpoint says, train, evaluate, save."""
+    from fixedcode_megatron.model.gpt import run_vocabulary
+    from fixedcode_megatron.training.checkpoint import load_checkpoint
+    from fixedcode_megatron.training.loop import evaluate_split, train
+    from fixedcode_megatron.training.metrics import MetricsLogger
+    from fixedcode_megatron.training.trainer import build_trainer
+
+    checkpoint = _checkpoint_to_load(cfg)
+    tokenizer = load_tokenizer(cfg)
+    vocabulary = run_vocabulary(cfg, vocab_size(cfg, tokenizer))
+    trainer = build_trainer(cfg, runtime, vocabulary)
+    fingerprint = tokenizer.fingerprint if tokenizer else None
+    if checkpoint is not None:
+        load_checkpoint(trainer, checkpoint, tokenizer_fingerprint=fingerprint)
+        logger.info("continuing from %s, iteration %d", checkpoint, trainer.state.iteration)
+    feeds = _build_feeds(cfg, tokenizer, vocabulary.size)
+    metrics = MetricsLogger(trainer, run_dir(cfg))
+    _write_config(cfg, trainer.is_logging_rank)
+    try:
+        if cfg.training.skip_train:
+            evaluate_split(trainer, feeds.valid, metrics, "validation")
+            evaluate_split(trainer, feeds.test, metrics, "test")
+            return 0
+        signal_number = train(trainer, feeds, metrics, tokenizer_fingerprint=fingerprint)
+    finally:
+        metrics.close()
+    return 128 + signal_number if signal_number else 0
+
+
+def run_dir(cfg: RunConfig) -> Path:
+    """Folder of the run's configuration and metrics."""
+    return Path(cfg.logging.run_dir or cfg.checkpoint.save or "runs/pretrain")
+
+
+def load_tokenizer(cfg: RunConfig) -> Tokenizer | None:
+    """The tokenizer that the flags name, or None."""
+    from fixedcode_megatron.data.tokenizers import build_tokenizer
+
+    data = cfg.data
+    if data.tokenizer_type is None and data.tokenizer_model is None:
+        return None
+    return build_tokenizer(
+        data.tokenizer_type or "HuggingFaceTokenizer",
+        data.tokenizer_model,
+        vocab_file=data.vocab_file,
+        merge_file=data.merge_file,
+    )
+
+
+def vocab_size(cfg: RunConfig, tokenizer: Tokenizer | None) -> int:
+    """V of the run: `--vocab-size`, else the tokenizer's.
+
+    Raises
+    ------
+    UserError
+        If neither is given, or the tokenizer has ids beyond `--vocab-size`.
+    """
+    if cfg.model.vocab_size is None:
+        if tokenizer is None:
+            raise UserError("give --tokenizer-model, or --vocab-size (the number of token ids)")
+        return tokenizer.vocab_size
+    if tokenizer is not None and tokenizer.vocab_size > cfg.model.vocab_size:
+        raise UserError(
+            f"--vocab-size {cfg.model.vocab_size} is smaller than the tokenizer's "
+            f"{tokenizer.vocab_size} ids; use --vocab-size {tokenizer.vocab_size} or leave it out"
+        )
+    return cfg.model.vocab_size
+
+
+def prepare_data(cfg: RunConfig) -> None:
+    """Make the data of `--prepare-data` where it is missing (all ranks may call it at once)."""
+    if cfg.data.prepare_data != "python-library":
+        return
+    from fixedcode_megatron.data.recipes import prepare_python_library
+
+    if not cfg.data.data_path or len(cfg.data.data_path) != 1:
+        raise UserError("--prepare-data python-library needs one --data-path prefix to write to")
+    prepare_python_library(
+        Path(cfg.data.data_path[0]).parent, vocab_size=cfg.model.vocab_size or 4096
+    )
+
+
+def _checkpoint_to_load(cfg: RunConfig) -> Path | None:
+    """The checkpoint to continue from; None starts from scratch."""
+    from fixedcode_megatron.training.checkpoint_files import find_checkpoint
+
+    options = cfg.checkpoint
+    if options.load is None:
+        return None
+    root = Path(options.load)
+    path = find_checkpoint(root, options.ckpt_step)
+    starts_fresh = options.load == options.save and not options.exit_on_missing_checkpoint
+    if path is None and not starts_fresh:
+        found = "holds no checkpoint" if root.is_dir() else "does not exist"
+        raise UserError(
+            f"--load {root} {found}; correct the path, leave --load out to start from random "
+            "weights, or give the same folder as --save to start now and continue next time"
+        )
+    return path
+
+
+def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer | None, size: int):  # type: ignore[no-untyped-def]
+    from fixedcode_megatron.data.datasets import build_datasets
+    from fixedcode_megatron.training.data_feed import DataFeed
+    from fixedcode_megatron.training.loop import Feeds
+    from fixedcode_megatron.training.schedule import train_samples
+
+    assert cfg.training.global_batch_size is not None
+    held_out = cfg.training.eval_iters * cfg.training.global_batch_size
+    wanted = (0 if cfg.training.skip_train else train_samples(cfg), held_out, held_out)
+    datasets = build_datasets(
+        cfg.data,
+        tokenizer,
+        seq_length=cfg.model.seq_length,
+        seed=cfg.training.seed,
+        samples=wanted,
+        vocab_size=size,
+    )
+    train, valid, test = (
+        None if dataset is None else DataFeed(dataset, cfg) for dataset in datasets
+    )
+    return Feeds(train=train, valid=valid, test=test)
+
+
+def _write_config(cfg: RunConfig, is_logging_rank: bool) -> None:
+    from fixedcode_megatron.training.checkpoint_files import write_atomically
+
+    if is_logging_rank:
+        write_atomically(run_dir(cfg) / "config.yaml", cfg.to_yaml())
+
+
+def _count_parameters(cfg: RunConfig) -> int:
+    from fixedcode_megatron.model.count import count_parameters
+    from fixedcode_megatron.model.gpt import Vocabulary
+
+    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
+        cfg.set(name, 1)
+    cfg.set("virtual_pipeline_model_parallel_size", None)
+    run_time.initialize_single(cfg)
+    size = vocab_size(cfg, None if cfg.model.vocab_size else load_tokenizer(cfg))
+    divisor = cfg.model.make_vocab_size_divisible_by
+    print(count_parameters(cfg, Vocabulary.padded(size, divisor, 1)))
+    return 0
+
+
+def _configure_logging() -> None:
+    """Messages of rank 0, warnings of every rank, and the run's own log lines; all on stdout."""
+    rank = int(os.environ.get("RANK", "0"))
+    logging.basicConfig(
+        format="%(message)s", level=logging.INFO if rank == 0 else logging.WARNING, stream=sys.stdout
+    )
+    logging.getLogger("fixedcode_megatron.log").setLevel(logging.INFO)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+
+
+def _report(error: UserError) -> int:
+    """Print a mistake of the user's, once where all ranks make it."""
+    rank = int(os.environ.get("RANK", "0"))
+    if rank:
+        # A launcher ends this rank when rank 0 fails, and rank 0 has most likely said the same.
+        time.sleep(3)
+    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

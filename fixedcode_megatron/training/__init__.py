@@ -1,0 +1,1 @@
+"""The training system on megatron-core's schedules, DDP, optimizers and checkpoints."""

@@ -1,0 +1,42 @@
+"""Held-out loss during training and after it."""
+
+from __future__ import annotations
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+from fixedcode_megatron.training.data_feed import DataFeed
+from fixedcode_megatron.training.metrics import mean_loss
+from fixedcode_megatron.training.step import run_microbatches
+from fixedcode_megatron.training.trainer import Trainer
+
+
+def evaluate(trainer: Trainer, feed: DataFeed, iterations: int) -> float | None:
+    """Mean loss in nats per token over the first `iterations` global batches of a split.
+
+    Every evaluation reads the same samples, so that values along a run, and of runs with different
+    input interfaces, can be compared.
+
+    Returns
+    -------
+    float or None
+        The same value on every rank of the last pipeline stage; None on the others.
+    """
+    was_training = trainer.models[0].training
+    for model in trainer.models:
+        model.eval()
+    iterators = feed.iterators(consumed_samples=0)
+    total = None
+    with torch.no_grad(), trainer.parameters_gathered():
+        for _ in range(iterations):
+            pair = run_microbatches(
+                trainer, iterators, num_microbatches=get_num_microbatches(), forward_only=True
+            )
+            if pair is not None:
+                total = pair.double() if total is None else total + pair.double()
+    for model in trainer.models:
+        model.train(was_training)
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    return mean_loss(total, trainer.runtime.device)

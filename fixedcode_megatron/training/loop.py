@@ -1,0 +1,99 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+
+from megatron.core.num_microbatches_calculator import update_num_microbatches
+
+from fixedcode_megatron.training.checkpoint import save_checkpoint
+from fixedcode_megatron.training.data_feed import DataFeed
+from fixedcode_megatron.training.evaluation import evaluate
+from fixedcode_megatron.training.metrics import Interval, MetricsLogger
+from fixedcode_megatron.training.schedule import train_samples
+from fixedcode_megatron.training.step import train_step
+from fixedcode_megatron.training.stopping import StopRequests
+from fixedcode_megatron.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class Feeds:
+    """The splits of the data; None where a split is not used."""
+
+    train: DataFeed
+    valid: DataFeed | None = None
+    test: DataFeed | None = None
+
+
+def train(
+    trainer: Trainer, feeds: Feeds, metrics: MetricsLogger, *, tokenizer_fingerprint: str | None
+) -> int:
+    """Train to the end, or until something asks to stop; saves and evaluates on the way.
+
+    Returns
+    -------
+    int
+        0, or the number of the signal that ended the run early.
+    """
+    cfg, state = trainer.cfg, trainer.state
+    last_saved = state.iteration
+
+    def save() -> None:
+        nonlocal last_saved
+        if cfg.checkpoint.save and last_saved != state.iteration:
+            root = Path(cfg.checkpoint.save)
+            path = save_checkpoint(trainer, root, tokenizer_fingerprint=tokenizer_fingerprint)
+            if trainer.runtime.rank == 0:
+                logger.info("saved checkpoint %s", path)
+            last_saved = state.iteration
+
+    iterators = feeds.train.iterators(state.consumed_samples)
+    interval = Interval()
+    with StopRequests(cfg, trainer.runtime.device) as stop:
+        while not finished(trainer):
+            update_num_microbatches(state.consumed_samples, consistency_check=False)
+            tokens = trainer.global_batch_size * cfg.model.seq_length
+            interval.add(train_step(trainer, iterators), tokens)
+            if _due(state.iteration, cfg.logging.log_interval) or finished(trainer):
+                metrics.log_interval(interval, feeds.train.take_checksum())
+                interval = Interval()
+            interval.pause_clock()
+            if _due(state.iteration, cfg.training.eval_interval) or finished(trainer):
+                evaluate_split(trainer, feeds.valid, metrics, "validation")
+            if _due(state.iteration, cfg.checkpoint.save_interval):
+                save()
+            interval.resume_clock()
+            if stop.vote() or _due(state.iteration, cfg.training.exit_interval):
+                break
+        stop.finish()
+    if interval.iterations:
+        metrics.log_interval(interval, feeds.train.take_checksum())
+    if finished(trainer):
+        evaluate_split(trainer, feeds.test, metrics, "test")
+    save()
+    return stop.signal_number
+
+
+def finished(trainer: Trainer) -> bool:
+    """Whether the run has seen all the iterations or samples that it was asked for."""
+    target = trainer.cfg.training.train_iters
+    if target is not None:
+        return trainer.state.iteration >= target
+    return trainer.state.consumed_samples >= train_samples(trainer.cfg)
+
+
+def evaluate_split(
+    trainer: Trainer, feed: DataFeed | None, metrics: MetricsLogger, split: str
+) -> None:
+    """Evaluate a split, if there is one, and report its loss."""
+    iterations = trainer.cfg.training.eval_iters
+    if feed is not None and iterations:
+        metrics.log_evaluation(split, evaluate(trainer, feed, iterations))
+
+
+def _due(iteration: int, interval: int | None) -> bool:
+    return bool(interval) and iteration % interval == 0  # type: ignore[operator]

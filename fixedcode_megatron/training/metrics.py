@@ -1,0 +1,228 @@
+"""What a run reports: Megatron's log line, JSON lines in the run folder, TensorBoard, W&B."""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from torch import Tensor
+
+from fixedcode_megatron.training.flops import peak_flops
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config import RunConfig
+    from fixedcode_megatron.training.step import StepResult
+    from fixedcode_megatron.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+METRICS_FILE = "metrics.jsonl"
+
+
+def mean_loss(pair: Tensor | None, device: torch.device) -> float | None:
+    """Mean token loss over the data-parallel group from each rank's [2] pair (sum, tokens).
+
+    Returns None on ranks without the loss; NaN if there was no token.
+    """
+    if pair is None:
+        return None
+    total = pair.to(device=device, dtype=torch.float64, copy=True)
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
+    value, tokens = total.tolist()
+    return value / tokens if tokens else math.nan
+
+
+@dataclass
+class Interval:
+    """Sums over the iterations between two log lines; losses stay on the device until then."""
+
+    loss: Tensor | None = None
+    iterations: int = 0
+    tokens: int = 0
+    grad_norm: float | None = None
+    seconds: float = 0.0
+    _started: float = field(default_factory=time.perf_counter)
+
+    def add(self, result: StepResult, tokens: int) -> None:
+        """Count one more iteration."""
+        self.iterations += 1
+        self.tokens += tokens
+        self.grad_norm = result.grad_norm
+        if result.loss is not None:
+            # In FP64, so that the mean over the interval does not depend on its length.
+            loss = result.loss.double()
+            self.loss = loss if self.loss is None else self.loss + loss
+
+    def pause_clock(self) -> None:
+        """Leave out the time from here to `resume_clock` (evaluation, checkpoints)."""
+        self.seconds += time.perf_counter() - self._started
+
+    def resume_clock(self) -> None:
+        """Count time again."""
+        self._started = time.perf_counter()
+
+
+class MetricsLogger:
+    """Writes the figures of a run. Only the logging rank opens files; the others stay silent."""
+
+    def __init__(self, trainer: Trainer, run_dir: Path) -> None:
+        self._trainer = trainer
+        self._file: IO[str] | None = None
+        self._tensorboard: Any = None
+        self._wandb: Any = None
+        if trainer.is_logging_rank:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            self._file = (run_dir / METRICS_FILE).open("a", encoding="utf-8")
+            self._tensorboard = _open_tensorboard(trainer.cfg)
+            self._wandb = _open_wandb(trainer.cfg)
+
+    def close(self) -> None:
+        """Flush and close whatever is open."""
+        if self._file is not None:
+            self._file.close()
+        if self._tensorboard is not None:
+            self._tensorboard.close()
+        if self._wandb is not None:
+            self._wandb.finish()
+
+    def log_interval(self, interval: Interval, data_checksum: int) -> None:
+        """Report the iterations since the last line; every rank must call it."""
+        trainer = self._trainer
+        trainer.runtime.synchronize()
+        interval.pause_clock()
+        seconds = interval.seconds / interval.iterations
+        loss = mean_loss(interval.loss, trainer.runtime.device)
+        checksum = _sum_over_data_parallel(data_checksum, trainer.runtime.device)
+        if not trainer.is_logging_rank:
+            return
+        assert loss is not None
+        if not math.isfinite(loss):
+            trainer.state.nan_iterations += 1
+        figures = self._figures(interval, loss, seconds) | {"data checksum": checksum}
+        print_line(_log_line(trainer, figures))
+        self._emit("train", trainer.state.iteration, figures)
+
+    def log_evaluation(self, split: str, loss: float | None) -> None:
+        """Report a held-out loss in nats per token; None on ranks that do not hold it."""
+        if loss is None or not self._trainer.is_logging_rank:
+            return
+        iteration = self._trainer.state.iteration
+        perplexity = math.exp(min(20.0, loss))
+        print_line(
+            f" {split} loss at iteration {iteration} | lm loss value: {loss:.6E} "
+            f"| lm loss PPL: {perplexity:.6E} |"
+        )
+        self._emit(split, iteration, {"lm loss": loss, "lm loss PPL": perplexity})
+
+    def _figures(self, interval: Interval, loss: float, seconds: float) -> dict[str, Any]:
+        trainer, state = self._trainer, self._trainer.state
+        world_size = trainer.runtime.world_size
+        tokens_per_second = interval.tokens / interval.iterations / seconds
+        flops = tokens_per_second * trainer.shape.flops_per_token / world_size
+        peak = peak_flops(
+            trainer.runtime.device_name, sixteen_bit=trainer.config.bf16 or trainer.config.fp16
+        )
+        return {
+            "consumed samples": state.consumed_samples,
+            "consumed tokens": state.consumed_tokens,
+            "elapsed time per iteration (ms)": seconds * 1e3,
+            "throughput per GPU (TFLOP/s/GPU)": flops / 1e12,
+            "learning rate": learning_rate(trainer.optimizer),
+            "global batch size": trainer.global_batch_size,
+            "lm loss": loss,
+            "loss scale": float(trainer.optimizer.get_loss_scale().item()),
+            "grad norm": interval.grad_norm,
+            "number of skipped iterations": state.skipped_iterations,
+            "number of nan iterations": state.nan_iterations,
+            "tokens per second": tokens_per_second,
+            "tokens per second per GPU": tokens_per_second / world_size,
+            "MFU": None if peak is None else flops / peak,
+        }
+
+    def _emit(self, kind: str, iteration: int, figures: Mapping[str, Any]) -> None:
+        assert self._file is not None
+        record = {"kind": kind, "iteration": iteration, **figures}
+        self._file.write(json.dumps(record) + "\n")
+        self._file.flush()
+        scalars = {f"{kind}/{k}": v for k, v in figures.items() if isinstance(v, int | float)}
+        if self._tensorboard is not None:
+            for name, value in scalars.items():
+                self._tensorboard.add_scalar(name, value, iteration)
+        if self._wandb is not None:
+            self._wandb.log(scalars, step=iteration)
+
+
+def learning_rate(optimizer: Any) -> float:
+    """Learning rate of the optimizer's groups (they share one schedule)."""
+    return float(optimizer.param_groups[0]["lr"])
+
+
+def _sum_over_data_parallel(value: int, device: torch.device) -> int:
+    total = torch.tensor([value], dtype=torch.int64, device=device)
+    dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
+    return int(total.item())
+
+
+def _log_line(trainer: Trainer, figures: Mapping[str, Any]) -> str:
+    """Megatron's line: its fields in its order, then tokens per second per GPU and MFU."""
+    total = str(trainer.cfg.training.train_iters or "?")
+    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
+    mfu, norm = figures["MFU"], figures["grad norm"]
+    fields = [
+        f"iteration {trainer.state.iteration:8d}/{total:>8}",
+        f"consumed samples: {figures['consumed samples']:12d}",
+        f"elapsed time per iteration (ms): {figures['elapsed time per iteration (ms)']:.1f}",
+        f"throughput per GPU (TFLOP/s/GPU): {figures['throughput per GPU (TFLOP/s/GPU)']:.1f}",
+        f"learning rate: {figures['learning rate']:.6E}",
+        f"global batch size: {figures['global batch size']:5d}",
+        f"lm loss: {figures['lm loss']:.6E}",
+        f"loss scale: {figures['loss scale']:.1f}",
+        *([] if norm is None else [f"grad norm: {norm:.3f}"]),
+        f"number of skipped iterations: {figures['number of skipped iterations']:3d}",
+        f"number of nan iterations: {figures['number of nan iterations']:3d}",
+        f"tokens per second per GPU: {figures['tokens per second per GPU']:.1f}",
+        f"MFU: {'n/a' if mfu is None else f'{mfu:.1%}'}",
+    ]
+    return f" [{stamp}] " + " | ".join(fields) + " |"
+
+
+def print_line(line: str) -> None:
+    """Write one line of the run's log (the loggers carry warnings; this is the product)."""
+    logging.getLogger("fixedcode_megatron.log").info(line)
+
+
+def _open_tensorboard(cfg: RunConfig) -> Any:
+    if cfg.logging.tensorboard_dir is None:
+        return None
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        logger.warning("--tensorboard-dir: tensorboard is not installed (pip install tensorboard)")
+        return None
+    return SummaryWriter(cfg.logging.tensorboard_dir)
+
+
+def _open_wandb(cfg: RunConfig) -> Any:
+    if cfg.logging.wandb_project is None:
+        return None
+    try:
+        import wandb
+    except ImportError:
+        logger.warning("--wandb-project: wandb is not installed (pip install wandb)")
+        return None
+    return wandb.init(
+        project=cfg.logging.wandb_project,
+        name=cfg.logging.wandb_exp_name,
+        entity=cfg.logging.wandb_entity,
+        config=cfg.to_dict(),
+        resume="allow",
+    )

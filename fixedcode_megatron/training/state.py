@@ -1,0 +1,43 @@
+"""`TrainState`: everything about a run's progress that a checkpoint must bring back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Progress of a run; the one resumable object besides weights, optimizer and generators.
+
+    Attributes
+    ----------
+    iteration
+        Completed iterations.
+    consumed_samples
+        Training samples read, over all data-parallel ranks; the position in the data.
+    consumed_tokens
+        Training tokens read.
+    skipped_iterations, nan_iterations
+        Iterations whose update was skipped, and those whose loss was not finite.
+    floating_point_operations
+        Model FLOPs spent on training, by the formula of `flops`.
+    """
+
+    iteration: int = 0
+    consumed_samples: int = 0
+    consumed_tokens: int = 0
+    skipped_iterations: int = 0
+    nan_iterations: int = 0
+    floating_point_operations: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for a checkpoint."""
+        return asdict(self)
+
+    def load_dict(self, values: dict[str, Any]) -> None:
+        """Take over the values of `to_dict`; fields that an older checkpoint lacks stay."""
+        known = {f.name for f in fields(self)}
+        for name, value in values.items():
+            if name in known:
+                setattr(self, name, value)

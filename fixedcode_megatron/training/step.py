@@ -1,0 +1,160 @@
+"""One training step: micro-batches through megatron-core's schedule, reduction, update."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from megatron.core import parallel_state
+from megatron.core.num_microbatches_calculator import get_num_microbatches
+from megatron.core.pipeline_parallel import get_forward_backward_func
+from torch import Tensor
+
+from fixedcode_megatron.training.trainer import Trainer
+
+Batch = dict[str, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepResult:
+    """What one step left behind; tensors stay on the device, so that nothing waits for them.
+
+    Attributes
+    ----------
+    loss
+        [2] pair (sum of token losses, number of tokens) of this rank's micro-batches;
+        None on ranks that do not hold the loss.
+    updated
+        Whether the optimizer applied the update.
+    grad_norm
+        Global gradient norm before clipping, or None where it was not computed.
+    """
+
+    loss: Tensor | None
+    updated: bool
+    grad_norm: float | None
+
+
+def loss_function(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """Sum of the token losses under the mask, as megatron-core's schedules want it.
+
+    Parameters
+    ----------
+    loss_mask, output
+        [b, s]: which tokens count, and the loss of each.
+
+    Returns
+    -------
+    loss, num_tokens, report
+        The schedule divides `loss` in place, so the report holds a copy.
+    """
+    mask = loss_mask.reshape(-1).float()
+    loss = torch.sum(output.reshape(-1).float() * mask)
+    num_tokens = mask.sum().to(torch.int)
+    report = torch.stack([loss.detach(), num_tokens.to(loss.dtype)])
+    return loss, num_tokens, {"lm loss": report}
+
+
+def forward_step(
+    data_iterator: Iterator[Batch], model: torch.nn.Module, *, device: torch.device
+) -> tuple[Tensor, Any]:
+    """Run one micro-batch through a model chunk; returns its output and the loss function."""
+    batch = {
+        name: value.to(device, non_blocking=True)
+        for name, value in next(data_iterator).items()
+        if name != "sample_ids"
+    }
+    output = model(
+        batch["tokens"],
+        batch["position_ids"],
+        batch.get("attention_mask"),
+        labels=batch["labels"],
+    )
+    return output, partial(loss_function, batch["loss_mask"])
+
+
+def run_microbatches(
+    trainer: Trainer,
+    data_iterators: list[Iterator[Batch]],
+    *,
+    num_microbatches: int,
+    forward_only: bool = False,
+) -> Tensor | None:
+    """Forward (and backward) over `num_microbatches`; returns the [2] loss pair of this rank."""
+    single = len(trainer.models) == 1
+    reports = get_forward_backward_func()(
+        forward_step_func=partial(forward_step, device=trainer.runtime.device),
+        data_iterator=data_iterators[0] if single else data_iterators,
+        model=trainer.models,
+        num_microbatches=num_microbatches,
+        seq_length=trainer.cfg.model.seq_length,
+        micro_batch_size=trainer.cfg.training.micro_batch_size,
+        decoder_seq_length=trainer.cfg.model.seq_length,
+        forward_only=forward_only,
+    )
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
+        return None
+    return torch.stack([report["lm loss"] for report in reports]).sum(dim=0)
+
+
+def train_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepResult:
+    """Do one iteration: gradients of a global batch, reduction, clipping, update, schedule."""
+    for model in trainer.models:
+        model.zero_grad_buffer()
+    trainer.optimizer.zero_grad()
+    batch_size, num_microbatches = trainer.global_batch_size, get_num_microbatches()
+    check: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if not trainer.gradients_verified:
+        check = every_parameter_must_receive_a_gradient(trainer)
+    with check:
+        loss = run_microbatches(trainer, data_iterators, num_microbatches=num_microbatches)
+    trainer.gradients_verified = True
+    updated, grad_norm, _ = trainer.optimizer.step()
+    if updated:
+        trainer.scheduler.step(increment=batch_size)
+    state, seq_length = trainer.state, trainer.cfg.model.seq_length
+    state.iteration += 1
+    state.consumed_samples += batch_size
+    state.consumed_tokens += batch_size * seq_length
+    state.skipped_iterations += not updated
+    state.floating_point_operations += batch_size * seq_length * trainer.shape.flops_per_token
+    return StepResult(loss=loss, updated=bool(updated), grad_norm=_as_float(grad_norm))
+
+
+def _as_float(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+@contextlib.contextmanager
+def every_parameter_must_receive_a_gradient(trainer: Trainer) -> Iterator[None]:
+    """Raise unless the backward passes inside the context reach every parameter of this rank.
+
+    A parameter that gets no gradient trains silently wrong, and there are several ways there:
+    activation recompute over inputs without gradients is one. Checked once per process.
+    """
+    parameters = [
+        (name, parameter)
+        for model in trainer.models
+        for name, parameter in model.named_parameters()
+        if parameter.requires_grad
+    ]
+    reached: set[int] = set()
+    handles = [
+        parameter.register_post_accumulate_grad_hook(lambda p: reached.add(id(p)))
+        for _, parameter in parameters
+    ]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    missing = [name for name, parameter in parameters if id(parameter) not in reached]
+    if missing:
+        raise RuntimeError(
+            f"rank {trainer.runtime.rank}: the first backward pass gave no gradient to "
+            f"{len(missing)} parameters: {', '.join(missing[:8])}"
+        )

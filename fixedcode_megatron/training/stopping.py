@@ -1,0 +1,75 @@
+"""Leaving a run early and cleanly: signals, time limits, intervals; all ranks agree on when."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config import RunConfig
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class StopRequests:
+    """Collects reasons to stop from every rank.
+
+    `vote` starts a reduction and returns the outcome of the one before, so that no iteration waits for
+    it: the ranks stop together, one iteration after the first of them asked. A second Ctrl-C ends the
+    process at once.
+
+    Attributes
+    ----------
+    signal_number
+        The signal that this run stops for (of any rank), or 0.
+    """
+
+    def __init__(self, cfg: RunConfig, device: torch.device) -> None:
+        self._cfg = cfg.training
+        self._device = device
+        self._started = time.monotonic()
+        self._pending: tuple[Any, torch.Tensor] | None = None
+        self._received = 0
+        self._previous: dict[int, Any] = {}
+        self.signal_number = 0
+
+    def __enter__(self) -> StopRequests:
+        if self._cfg.exit_signal_handler:
+            self._previous = {number: signal.signal(number, self._receive) for number in _SIGNALS}
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: FrameType | None) -> None:
+        self._received = number
+        signal.signal(number, self._previous[number])
+
+    def vote(self) -> bool:
+        """Whether to stop now; every rank must call it once an iteration."""
+        limit = self._cfg.exit_duration_in_mins
+        overdue = limit is not None and time.monotonic() - self._started > 60 * limit
+        wish = torch.tensor([self._received, int(overdue)], device=self._device)
+        outcome = self._take_outcome()
+        self._pending = (dist.all_reduce(wish, op=dist.ReduceOp.MAX, async_op=True), wish)
+        return outcome
+
+    def _take_outcome(self) -> bool:
+        if self._pending is None:
+            return False
+        work, wishes = self._pending
+        work.wait()
+        self.signal_number, overdue = map(int, wishes.tolist())
+        return bool(self.signal_number or overdue)
+
+    def finish(self) -> None:
+        """Wait for the reduction that is still under way."""
+        if self._pending is not None:
+            self._pending[0].wait()
+            self._pending = None
