@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import os
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -19,72 +17,11 @@ from fixedcode_megatron.config.aliases import (
     TAKES_VALUE,
     refused_prefix,
 )
-from fixedcode_megatron.config.options import MISSING_VALUE, Option, parse
+from fixedcode_megatron.config.flags import build_parser, flag_of, negation
+from fixedcode_megatron.config.options import MISSING_VALUE, parse
 from fixedcode_megatron.config.problems import ConfigError
 from fixedcode_megatron.config.tree import OPTIONS, RunConfig, default_config
 from fixedcode_megatron.config.validate import validate
-
-
-class _Collect(argparse.Action):
-    """Append (flag as typed, values) to ``namespace.flags``; meaning is given to them later."""
-
-    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: Any = None) -> None:
-        namespace.flags.append((option_string, values))
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def negation(name: str) -> str:
-    """Return the flag that turns a bool off: ``--no-x``, or ``--x`` for a name like ``no_x``."""
-    return _flag(name.removeprefix("no_")) if name.startswith("no_") else _flag(f"no_{name}")
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of every flag: our options, then Megatron-LM's other names for them."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fixedcode_megatron.pretrain",
-        description="Pre-train a language model. Flags have Megatron-LM's names.",
-        allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    # argparse takes `-1e-3` for a flag; this is the pattern by which it tells numbers.
-    parser._negative_number_matcher = re.compile(r"^-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?$")
-    parser.set_defaults(flags=[])
-    parser.add_argument(
-        "--config",
-        action=_Collect,
-        nargs="*",
-        metavar="PRESET",
-        help="YAML preset: a file, or the name of one in examples/configs",
-    )
-    groups: dict[str, Any] = {}
-    for opt in OPTIONS.values():
-        section = opt.sections[0]
-        group = groups.setdefault(section, parser.add_argument_group(section))
-        _add_option(group, opt)
-    known = set(parser._option_string_actions)
-    for name in (*ALIASES, *IGNORED, *REFUSED):
-        if (flag := _flag(name)) not in known:
-            known.add(flag)
-            parser.add_argument(flag, action=_Collect, nargs="*", help=argparse.SUPPRESS)
-    return parser
-
-
-def _add_option(group: Any, opt: Option) -> None:
-    """Every flag may come without a value: what that means is decided in `_apply_flag`."""
-    flags = [opt.flag, negation(opt.name)] if opt.is_switch else [opt.flag]
-    metavar = None if opt.kind == "bool" else (opt.choices and f"{{{','.join(opt.choices)}}}")
-    group.add_argument(
-        *flags,
-        dest=opt.name,
-        action=_Collect,
-        nargs="*",
-        metavar="" if opt.kind == "bool" else metavar or opt.kind.upper(),
-        default=opt.default,
-        help=opt.help.replace("%", "%%") or " ",
-    )
 
 
 def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = None) -> RunConfig:
@@ -108,7 +45,8 @@ def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = No
     cfg = default_config()
     problems: list[str] = []
     argv = list(sys.argv[1:] if argv is None else argv)
-    parsed, extras = build_parser().parse_known_args(argv)
+    wants_help = "--help" in argv or "-h" in argv
+    parsed, extras = build_parser(with_help=wants_help).parse_known_args(argv)
     problems += [_unknown_flag(e) for e in extras if e.startswith("--")]
     for preset in [_raw(values) for flag, values in parsed.flags if flag == "--config"]:
         if not isinstance(preset, str):
@@ -119,7 +57,7 @@ def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = No
     for flag, values in parsed.flags:
         if flag != "--config":
             _apply_flag(cfg, flag, values, problems)
-    problems += validate(cfg, world_size)
+    problems += validate(cfg, world_size, complete=not problems)
     if problems:
         raise ConfigError(list(dict.fromkeys(problems)))
     return cfg
@@ -130,7 +68,7 @@ def _unknown_flag(flag: str) -> str:
     name = flag.removeprefix("--").replace("-", "_")
     if reason := refused_prefix(name):
         return f"{flag}: {reason}"
-    known = [o.flag for o in OPTIONS.values()] + [_flag(a) for a in ALIASES] + ["--config"]
+    known = [o.flag for o in OPTIONS.values()] + [flag_of(a) for a in ALIASES] + ["--config"]
     known += [negation(o.name) for o in OPTIONS.values() if o.is_switch]
     return f"{flag}: no such flag{_suggest(flag, known)}"
 

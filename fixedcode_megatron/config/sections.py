@@ -14,6 +14,12 @@ from dataclasses import dataclass
 from fixedcode_megatron.config.options import option
 
 INPUT_INTERFACES = ("learned", "binary", "gf2", "random", "lowdim")
+TOKENIZER_TYPES = (
+    "HuggingFaceTokenizer",
+    "GPT2BPETokenizer",
+    "ByteLevelTokenizer",
+    "NullTokenizer",
+)
 FIXED_INTERFACES = ("binary", "gf2", "random")
 """Interfaces that own no parameter."""
 
@@ -81,6 +87,10 @@ class ModelConfig:
     make_vocab_size_divisible_by: int = option(
         128, "round the head's and the table's rows up to a multiple of this times TP"
     )
+    num_layers_per_virtual_pipeline_stage: int | None = option(
+        None,
+        "layers of each virtual stage; says the same as --virtual-pipeline-model-parallel-size",
+    )
     transformer_impl: str = option(
         "auto",
         "layers by Transformer Engine or by plain torch; auto: the former where it is installed "
@@ -103,7 +113,7 @@ class DataConfig:
     data_cache_path: str | None = option(None, "folder for the sample indices")
     mmap_bin_files: bool = option(True, "map the .bin files into memory instead of reading them")
     tokenizer_type: str | None = option(
-        None, "kind of tokenizer the data was made with", choices=("HuggingFaceTokenizer",)
+        None, "kind of tokenizer the data was made with", choices=TOKENIZER_TYPES
     )
     tokenizer_model: str | None = option(None, "tokenizer: a folder, file or hub name")
     vocab_file: str | None = option(None, "vocab.json of a GPT-2 style tokenizer")

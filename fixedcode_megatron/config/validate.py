@@ -1,27 +1,74 @@
-"""Checks across fields, and values worked out from others."""
+"""Validation of the whole tree: each check appends a line with flag, value and a way out."""
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING
+
+from fixedcode_megatron.config import (
+    checks_data,
+    checks_machine,
+    checks_model,
+    checks_training,
+    derive,
+    megatron_fields,
+)
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
 
-def validate(cfg: RunConfig, world_size: int) -> list[str]:
-    """Fill in what follows from other values; return every problem found."""
-    t = cfg.transformer
-    ranks = t.tensor_model_parallel_size * t.pipeline_model_parallel_size * t.context_parallel_size
-    if cfg.training.global_batch_size is None:
-        dp = max(1, world_size // ranks)
-        cfg.set("global_batch_size", cfg.training.micro_batch_size * dp)
-    if cfg.model.max_position_embeddings is None:
-        cfg.set("max_position_embeddings", cfg.model.seq_length)
-    if t.ffn_hidden_size is None:
-        h = t.hidden_size
-        cfg.set("ffn_hidden_size", int((4 * h * 2 / 3) / 64) * 64 if cfg.model.swiglu else 4 * h)
-    if t.bf16 and "grad_reduce_in_fp32" not in cfg.given:
-        cfg.set("grad_reduce_in_fp32", True)
-    if cfg.optimizer.min_lr is None:
-        cfg.set("min_lr", 0.0)
-    return []
+def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[str]:
+    """Fill in derived values and return every problem found.
+
+    Parameters
+    ----------
+    cfg
+        The tree with flags and preset applied; changed in place.
+    world_size
+        Number of ranks of the run.
+    complete
+        Also report what is missing (off while other flags were not understood: the missing value
+        may be one of those).
+    """
+    planning = cfg.runtime.count_parameters or cfg.runtime.print_config
+    if planning:  # of a run on any number of ranks
+        copies = max(1, world_size // max(1, derive.model_parallel_size(cfg)))
+        world_size = derive.model_parallel_size(cfg) * copies
+    problems = checks_model.positive(cfg)
+    if problems:
+        return problems  # sizes below 1 make nonsense of all that follows
+    missing = checks_model.missing(cfg)
+    if missing:
+        return missing if complete else []
+    derive.fill(cfg, world_size)
+    problems += checks_model.layout(cfg, world_size)
+    problems += checks_model.widths(cfg)
+    problems += checks_model.interface(cfg)
+    problems += checks_machine.check(cfg)
+    problems += checks_training.batches(cfg, world_size)
+    problems += checks_training.schedule(cfg)
+    problems += checks_training.checkpoints_and_logs(cfg)
+    problems += checks_data.check(cfg)
+    if complete and not planning:
+        problems += checks_training.missing(cfg) + checks_data.missing(cfg)
+    return problems or _megatrons_own_checks(cfg)
+
+
+def _megatrons_own_checks(cfg: RunConfig) -> list[str]:
+    """Build megatron-core's objects: they refuse more combinations than are worth repeating."""
+    problems = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for build in (
+            megatron_fields.transformer_config,
+            megatron_fields.ddp_config,
+            megatron_fields.optimizer_config,
+        ):
+            try:
+                build(cfg)
+            except (ValueError, AssertionError, RuntimeError, ImportError) as error:
+                problems.append(
+                    f"megatron-core refuses the settings: {' '.join(str(error).split())}"
+                )
+    return problems

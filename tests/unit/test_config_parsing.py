@@ -10,6 +10,8 @@ MINIMAL = [
     "--num-attention-heads=4",
     "--train-iters=5",
     "--lr=1e-3",
+    "--data-path=some/prefix",
+    "--vocab-size=256",
 ]
 
 
@@ -45,7 +47,7 @@ def test_all_problems_at_once():
 
 
 def test_printed_tree_reads_back(tmp_path):
-    cfg = parse_args([*MINIMAL, "--swiglu", "--data-path", "0.3", "a b", "0.7", "c"])
+    cfg = parse_args([*MINIMAL, "--swiglu", "--split", "1,0,0", "--window-size", "8", "0"])
     saved = tmp_path / "config.yaml"
     saved.write_text(cfg.to_yaml())
     assert parse_args(["--config", str(saved)]).to_dict() == cfg.to_dict()

@@ -1,0 +1,81 @@
+"""Checks of what needs a GPU, Transformer Engine or apex."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fixedcode_megatron.config import availability
+from fixedcode_megatron.config.megatron_fields import AUTO
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config.tree import RunConfig
+
+_TE = "the package transformer-engine[pytorch], version 2.1 or newer, on a Hopper or newer GPU"
+
+
+def check(cfg: RunConfig) -> list[str]:
+    """Return what was asked for and cannot be had here."""
+    t, problems = cfg.transformer, []
+    planning = cfg.runtime.count_parameters or cfg.runtime.print_config
+    if t.fp16 and t.bf16:
+        problems.append("--fp16 and --bf16 exclude each other: drop one")
+    if not planning:
+        problems += _fusions(cfg) + _needs(cfg)
+    if t.fp8:
+        problems += _fp8_multiples(cfg)
+    return problems
+
+
+def _fusions(cfg: RunConfig) -> list[str]:
+    problems = []
+    for name in sorted(AUTO):
+        if getattr(cfg.transformer, name) and (lack := availability.missing_for(name, cfg)):
+            flag = "--" + name.replace("_", "-")
+            problems.append(f"{flag}: needs {lack}; leave it out and it is on wherever it can be")
+    return problems
+
+
+def _needs(cfg: RunConfig) -> list[str]:
+    t, problems = cfg.transformer, []
+    local = availability.transformer_impl(cfg) == "local"
+    if t.fp16 and not availability.on_gpu(cfg):
+        problems.append("--fp16: needs a GPU; use --bf16, or neither for FP32")
+    if local:
+        wanted = {
+            "--fp8-format": t.fp8,
+            "--fp4-format": t.fp4,
+            "--tp-comm-overlap": t.tp_comm_overlap,
+            "--use-precision-aware-optimizer": cfg.optimizer.use_precision_aware_optimizer,
+        }
+        problems += [f"{flag}: needs {_TE}" for flag, value in wanted.items() if value]
+        if t.context_parallel_size > 1:
+            problems.append(
+                f"--context-parallel-size {t.context_parallel_size}: needs {_TE}; use 1 with "
+                "--transformer-impl local"
+            )
+    return problems
+
+
+def _fp8_multiples(cfg: RunConfig) -> list[str]:
+    """FP8 products need rows in multiples of 8, columns in multiples of 16 (MXFP8: 32)."""
+    t, problems = cfg.transformer, []
+    tp, mxfp8 = t.tensor_model_parallel_size, t.fp8_recipe == "mxfp8"
+    rows, columns = (32, 32) if mxfp8 else (8, 16)
+    tokens = cfg.model.seq_length * cfg.training.micro_batch_size // t.context_parallel_size
+    shards = {
+        f"--hidden-size {t.hidden_size}": (t.hidden_size, 1, columns),
+        f"--ffn-hidden-size {t.ffn_hidden_size}": (t.ffn_hidden_size, tp, columns),
+        "heads times --kv-channels": (t.num_attention_heads * t.kv_channels, tp, columns),
+        f"--seq-length times --micro-batch-size, {tokens}": (
+            tokens,
+            tp if t.sequence_parallel else 1,
+            rows,
+        ),
+    }
+    for what, (size, parts, multiple) in shards.items():
+        if size % (parts * multiple):
+            problems.append(
+                f"{what}: with --fp8-format and {t.fp8_recipe} scaling each rank's share must be a "
+                f"multiple of {multiple}; use a multiple of {parts * multiple}"
+            )
+    return problems

@@ -1,0 +1,233 @@
+"""Checks of the model's shape, its layout over ranks, and its input interface."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from fixedcode_megatron.config import derive
+from fixedcode_megatron.config.sections import FIXED_INTERFACES
+from fixedcode_megatron.config.token_code import token_code
+from fixedcode_megatron.errors import UserError
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config.tree import RunConfig
+
+_AT_LEAST_ONE = (
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "context_parallel_size",
+    "num_layers_per_virtual_pipeline_stage",
+    "seq_length",
+    "max_position_embeddings",
+    "vocab_size",
+    "make_vocab_size_divisible_by",
+    "num_query_groups",
+    "ffn_hidden_size",
+    "kv_channels",
+    "micro_batch_size",
+    "global_batch_size",
+    "train_iters",
+    "train_samples",
+    "eval_interval",
+    "save_interval",
+    "keep_last_checkpoints",
+    "log_interval",
+    "exit_interval",
+)
+_REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def divisors(number: int) -> str:
+    """Return the divisors of a number as text for a message, the longest lists cut short."""
+    found = [d for d in range(1, number + 1) if number % d == 0]
+    return (
+        ", ".join(map(str, found)) if len(found) <= 12 else f"{', '.join(map(str, found[:12]))} ..."
+    )
+
+
+def positive(cfg: RunConfig) -> list[str]:
+    """Sizes and intervals below 1."""
+    return [
+        f"{_flag(name)} {value}: must be at least 1"
+        for name in (*_AT_LEAST_ONE, *_REQUIRED)
+        if (value := cfg.get(name)) is not None
+        and value < 1
+        and not (name in _REQUIRED and name not in cfg.given)
+    ]
+
+
+def missing(cfg: RunConfig) -> list[str]:
+    """The model's size is nowhere given."""
+    absent = [_flag(name) for name in _REQUIRED if not cfg.get(name)]
+    if not absent:
+        return []
+    return [f"{', '.join(absent)}: missing; give a number, or --config PRESET that does"]
+
+
+def layout(cfg: RunConfig, world_size: int) -> list[str]:
+    """Ranks, stages and sequence slices must come out even."""
+    t, problems = cfg.transformer, []
+    tp, pp, cp = (
+        t.tensor_model_parallel_size,
+        t.pipeline_model_parallel_size,
+        t.context_parallel_size,
+    )
+    ranks = derive.model_parallel_size(cfg)
+    if rest := world_size % ranks:
+        fitting = max(ranks, world_size - rest)
+        problems.append(
+            f"{world_size} rank{'s' if world_size > 1 else ''} with --tensor-model-parallel-size "
+            f"{tp}, --pipeline-model-parallel-size {pp}, --context-parallel-size {cp}: "
+            f"{world_size} % {ranks} = {rest}; start {fitting} or {fitting + ranks} ranks, or "
+            f"choose sizes whose product divides {world_size} ({divisors(world_size)})"
+        )
+    if t.expert_model_parallel_size > 1:
+        problems.append(
+            f"--expert-model-parallel-size {t.expert_model_parallel_size}: this project trains "
+            "dense models; leave it at 1"
+        )
+    return problems + _stages(cfg) + _sequence(cfg)
+
+
+def _stages(cfg: RunConfig) -> list[str]:
+    t, problems = cfg.transformer, []
+    pp, vpp = t.pipeline_model_parallel_size, t.virtual_pipeline_model_parallel_size or 1
+    uneven = (
+        t.pipeline_model_parallel_layout
+        or t.num_layers_in_first_pipeline_stage
+        or t.num_layers_in_last_pipeline_stage
+        or t.account_for_embedding_in_pipeline_split
+        or t.account_for_loss_in_pipeline_split
+    )
+    if not uneven and (rest := t.num_layers % (pp * vpp)):
+        problems.append(
+            f"--num-layers {t.num_layers} over {pp * vpp} pipeline stages: {t.num_layers} % "
+            f"{pp * vpp} = {rest}; use a number of stages among {divisors(t.num_layers)}, or "
+            "--num-layers-in-first-pipeline-stage and the like for uneven stages"
+        )
+    if vpp > 1 and pp == 1:
+        problems.append(
+            "virtual pipeline stages need --pipeline-model-parallel-size of at least 2, found 1"
+        )
+    if vpp > 1 and pp == 2 and not t.overlap_p2p_comm:
+        problems.append(
+            "--no-overlap-p2p-comm with virtual stages at --pipeline-model-parallel-size 2: "
+            "messages to the same peer get mixed up; leave the flag out, or use 4 stages"
+        )
+    if t.overlap_p2p_comm and t.batch_p2p_comm:
+        problems.append("--overlap-p2p-comm and --batch-p2p-comm exclude each other: drop one")
+    per_stage = cfg.model.num_layers_per_virtual_pipeline_stage
+    if per_stage and t.num_layers % (pp * per_stage):
+        problems.append(
+            f"--num-layers-per-virtual-pipeline-stage {per_stage}: --num-layers {t.num_layers} is "
+            f"no multiple of {pp} * {per_stage}"
+        )
+    return problems
+
+
+def _sequence(cfg: RunConfig) -> list[str]:
+    """Sequence parallel cuts into TP slices, context parallel into two slices a rank."""
+    t, seq = cfg.transformer, cfg.model.seq_length
+    tp = t.tensor_model_parallel_size if t.sequence_parallel else 1
+    cp = t.context_parallel_size
+    multiple = tp if cp == 1 else cp * math.lcm(2, tp)
+    problems = []
+    if rest := seq % multiple:
+        low = max(multiple, seq - rest)
+        problems.append(
+            f"--seq-length {seq}: must be a multiple of {multiple} with sequence parallel over "
+            f"{tp} and context parallel over {cp} ranks; use {low} or {low + multiple}"
+        )
+    if cfg.model.max_position_embeddings and cfg.model.max_position_embeddings < seq:
+        problems.append(
+            f"--max-position-embeddings {cfg.model.max_position_embeddings} is below --seq-length "
+            f"{seq}: leave it out or use {seq}"
+        )
+    return problems
+
+
+def widths(cfg: RunConfig) -> list[str]:
+    """Widths must split into heads and over tensor-parallel ranks."""
+    t, problems = cfg.transformer, []
+    heads, tp, groups = t.num_attention_heads, t.tensor_model_parallel_size, t.num_query_groups
+    if "kv_channels" not in cfg.given and t.hidden_size % heads:
+        problems.append(
+            f"--hidden-size {t.hidden_size} with --num-attention-heads {heads}: {t.hidden_size} % "
+            f"{heads} = {t.hidden_size % heads}; use a number of heads among "
+            f"{divisors(t.hidden_size)}, or give --kv-channels"
+        )
+    if heads % tp:
+        problems.append(
+            f"--num-attention-heads {heads} over --tensor-model-parallel-size {tp}: {heads} % {tp} "
+            f"= {heads % tp}; use a size among {divisors(heads)}"
+        )
+    if heads % groups:
+        problems.append(
+            f"--num-query-groups {groups}: {heads} heads % {groups} = {heads % groups}; use a "
+            f"number among {divisors(heads)}"
+        )
+    elif groups % tp and tp % groups:
+        problems.append(
+            f"--num-query-groups {groups} over --tensor-model-parallel-size {tp}: one must divide "
+            "the other"
+        )
+    if t.ffn_hidden_size % tp:
+        problems.append(
+            f"--ffn-hidden-size {t.ffn_hidden_size} over --tensor-model-parallel-size {tp}: "
+            f"must be a multiple of {tp}"
+        )
+    rotated = int(t.kv_channels * cfg.model.rotary_percent)
+    if cfg.model.position_embedding_type == "rope" and rotated % 2:
+        problems.append(
+            f"rotary positions turn pairs: {t.kv_channels} head channels * --rotary-percent "
+            f"{cfg.model.rotary_percent} = {rotated} is odd; use an even number"
+        )
+    return problems
+
+
+def interface(cfg: RunConfig) -> list[str]:
+    """The input interface against the rest; the code itself once the vocabulary is known."""
+    problems = []
+    name = cfg.input.input_interface
+    if name != "learned" and not cfg.model.untie_embeddings_and_output_weights:
+        problems.append(
+            f"--no-untie-embeddings-and-output-weights with --input-interface {name}: the head "
+            "cannot share a V x width table that this interface does not have; leave the flag out, "
+            "or use --input-interface learned"
+        )
+    if cfg.input.code_matrix and name != "gf2":
+        problems.append(
+            f"--code-matrix with --input-interface {name}: only gf2 uses a matrix; use "
+            "--input-interface gf2"
+        )
+    without_effect = {
+        "learned": ("bits", "scale", "offset", "seed", "shift", "lift", "allow_partial_tile"),
+        "binary": ("seed",),
+        "random": ("shift",),
+        "lowdim": ("scale", "offset", "seed", "shift"),
+    }
+    for field in without_effect.get(name, ()):
+        if f"code_{field}" in cfg.given:
+            flag = _flag(f"code_{field}")
+            cfg.notices.append(f"{flag} has no effect with --input-interface {name}")
+    if cfg.model.vocab_size is not None:
+        problems += check_vocabulary(cfg, cfg.model.vocab_size)
+    return problems
+
+
+def check_vocabulary(cfg: RunConfig, vocab_size: int) -> list[str]:
+    """Check the token code against the number of ids: call it once the tokenizer is known."""
+    if vocab_size < 2 and cfg.input.input_interface in FIXED_INTERFACES:
+        return [f"a vocabulary of {vocab_size} has nothing to encode: at least 2 ids are needed"]
+    try:
+        if code := token_code(cfg.input, vocab_size):
+            code.check_width(cfg.transformer.hidden_size)
+    except (UserError, OSError) as error:
+        return [str(error)]
+    return []

@@ -1,0 +1,153 @@
+"""Checks of batch sizes, run length, schedules, checkpoints and logs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fixedcode_megatron.config import derive
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config.tree import RunConfig
+
+
+def missing(cfg: RunConfig) -> list[str]:
+    """How long and how fast is nowhere given."""
+    problems = []
+    training = cfg.training
+    if training.train_iters is None and training.train_samples is None and not training.skip_train:
+        problems.append("--train-iters or --train-samples: missing; give the length of the run")
+    if cfg.optimizer.lr is None:
+        problems.append("--lr: missing; give the learning rate, 3e-4 for example")
+    return problems
+
+
+def batches(cfg: RunConfig, world_size: int) -> list[str]:
+    """The global batch must split into micro-batches on every rank."""
+    training, t = cfg.training, cfg.transformer
+    batch, micro = training.global_batch_size, training.micro_batch_size
+    copies = derive.data_parallel_size(cfg, world_size)
+    assert batch is not None
+    share = micro * copies
+    if batch % share and not (training.decrease_batch_size_if_needed and batch > share):
+        low = max(share, batch - batch % share)
+        return [
+            f"--global-batch-size {batch}: must be a multiple of --micro-batch-size {micro} * "
+            f"{copies} data-parallel ranks = {share} ({batch} % {share} = {batch % share}); use "
+            f"{low} or {low + share}"
+        ]
+    problems = _rampup(cfg, share)
+    stages, micro_batches = t.pipeline_model_parallel_size, batch // share
+    if (t.virtual_pipeline_model_parallel_size or 1) > 1 and micro_batches % stages:
+        problems.append(
+            f"--global-batch-size {batch}: virtual pipeline stages need a multiple of {stages} "
+            f"micro-batches a rank, found {micro_batches}; use {share * stages} or a multiple of it"
+        )
+    return problems
+
+
+def _rampup(cfg: RunConfig, share: int) -> list[str]:
+    ramp, batch = cfg.training.rampup_batch_size, cfg.training.global_batch_size
+    if ramp is None:
+        return []
+    assert batch is not None
+    given = f"--rampup-batch-size {' '.join(map(str, ramp))}"
+    if len(ramp) != 3 or min(ramp[:2]) < 1 or ramp[2] < 0:
+        return [f"{given}: takes START INCREMENT SAMPLES, for example {share} {share} 10000"]
+    start, increment, _ = ramp
+    problems = []
+    if cfg.training.train_samples is None:
+        problems.append(f"{given}: needs the run's length in --train-samples, not in iterations")
+    if start > batch or (batch - start) % increment:
+        problems.append(
+            f"{given}: --global-batch-size {batch} must be START plus a multiple of INCREMENT"
+        )
+    if not cfg.training.decrease_batch_size_if_needed and (start % share or increment % share):
+        problems.append(
+            f"{given}: START and INCREMENT must be multiples of {share} (--micro-batch-size times "
+            "data-parallel ranks)"
+        )
+    return problems
+
+
+def schedule(cfg: RunConfig) -> list[str]:
+    """Length of the run, learning rate and weight decay."""
+    training, problems = cfg.training, []
+    if training.train_iters is not None and training.train_samples is not None:
+        problems.append(
+            "--train-iters and --train-samples exclude each other: drop one (--train-iters none "
+            "drops a preset's)"
+        )
+    by_samples = training.train_samples is not None
+    unit, other = ("samples", "iters") if by_samples else ("iters", "samples")
+    for stem in ("lr_decay", "lr_warmup", "lr_wsd_decay"):
+        if f"{stem}_{other}" in cfg.given and getattr(training, f"{stem}_{other}"):
+            stem = stem.replace("_", "-")
+            problems.append(f"--{stem}-{other} with --train-{unit}: use --{stem}-{unit}")
+    problems += _warmup(cfg, unit)
+    lr, min_lr = cfg.optimizer.lr, cfg.optimizer.min_lr
+    if lr is not None and (lr < 0 or not 0 <= min_lr <= lr):
+        problems.append(f"--lr {lr} and --min-lr {min_lr}: must be 0 <= min-lr <= lr")
+    if training.lr_decay_style == "WSD" and getattr(training, f"lr_wsd_decay_{unit}") is None:
+        problems.append(f"--lr-decay-style WSD: needs --lr-wsd-decay-{unit}")
+    changes = training.weight_decay_incr_style != "constant"
+    ends = (training.start_weight_decay, training.end_weight_decay)
+    if changes and None in ends:
+        problems.append(
+            f"--weight-decay-incr-style {training.weight_decay_incr_style}: needs "
+            "--start-weight-decay and --end-weight-decay"
+        )
+    if not changes and ends != (None, None):
+        problems.append(
+            "--start-weight-decay, --end-weight-decay: give --weight-decay-incr-style linear or "
+            "cosine with them, or use --weight-decay for a constant one"
+        )
+    if training.override_opt_param_scheduler and training.use_checkpoint_opt_param_scheduler:
+        problems.append(
+            "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler exclude each "
+            "other: drop one"
+        )
+    return problems
+
+
+def _warmup(cfg: RunConfig, unit: str) -> list[str]:
+    """Warm-up must end before the decay does."""
+    training = cfg.training
+    length = getattr(training, f"lr_decay_{unit}") or getattr(training, f"train_{unit}")
+    warmup, fraction = getattr(training, f"lr_warmup_{unit}"), training.lr_warmup_fraction
+    if fraction is not None:
+        if warmup:
+            return [f"--lr-warmup-fraction and --lr-warmup-{unit} exclude each other: drop one"]
+        if not 0 <= fraction < 1:
+            return [f"--lr-warmup-fraction {fraction}: must be at least 0 and below 1"]
+    if warmup < 0 or (length is not None and warmup >= length):
+        return [f"--lr-warmup-{unit} {warmup}: must be below the decay's length of {length}"]
+    return []
+
+
+def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
+    """Flags that mean nothing without another one."""
+    c, log, problems = cfg.checkpoint, cfg.logging, []
+    needs = [
+        ("--save-interval", c.save_interval, "--save", c.save),
+        ("--keep-last-checkpoints", c.keep_last_checkpoints, "--save", c.save),
+        ("--async-save", c.async_save, "--save", c.save),
+        ("--ckpt-step", c.ckpt_step is not None, "--load", c.load),
+        ("--finetune", c.finetune, "--load", c.load),
+        ("--wandb-exp-name", log.wandb_exp_name, "--wandb-project", log.wandb_project),
+        ("--wandb-entity", log.wandb_entity, "--wandb-project", log.wandb_project),
+    ]
+    problems += [
+        f"{flag}: does nothing without {other}; give it too"
+        for flag, value, other, given in needs
+        if value and not given
+    ]
+    if cfg.ddp.overlap_param_gather and not cfg.ddp.use_distributed_optimizer:
+        problems.append("--overlap-param-gather: needs --use-distributed-optimizer")
+    if cfg.ddp.overlap_param_gather and not cfg.ddp.overlap_grad_reduce:
+        problems.append("--overlap-param-gather: needs --overlap-grad-reduce")
+    if cfg.runtime.distributed_timeout_minutes < 1:
+        problems.append(
+            f"--distributed-timeout-minutes {cfg.runtime.distributed_timeout_minutes}: must be at "
+            "least 1"
+        )
+    return problems

@@ -1,0 +1,79 @@
+"""Values that follow from other values, filled in once before the checks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config.tree import RunConfig
+
+
+def model_parallel_size(cfg: RunConfig) -> int:
+    """Return the number of ranks that share one copy of the model."""
+    t = cfg.transformer
+    return t.tensor_model_parallel_size * t.pipeline_model_parallel_size * t.context_parallel_size
+
+
+def data_parallel_size(cfg: RunConfig, world_size: int) -> int:
+    """Return the number of copies of the model, at least 1."""
+    return max(1, world_size // max(1, model_parallel_size(cfg)))
+
+
+def fill(cfg: RunConfig, world_size: int) -> None:
+    """Fill in what was left open; what was given stays, except where a notice says so."""
+    _model(cfg)
+    _pipeline(cfg)
+    _training(cfg, world_size)
+    if cfg.logging.run_dir is None:
+        cfg.set("run_dir", cfg.checkpoint.save or "runs/pretrain")
+
+
+def _model(cfg: RunConfig) -> None:
+    t = cfg.transformer
+    if cfg.model.max_position_embeddings is None:
+        cfg.set("max_position_embeddings", cfg.model.seq_length)
+    if t.ffn_hidden_size is None:
+        cfg.set("ffn_hidden_size", _ffn_hidden_size(t.hidden_size, cfg.model.swiglu))
+    if t.num_attention_heads > 0:
+        if t.kv_channels is None:
+            cfg.set("kv_channels", t.hidden_size // t.num_attention_heads)
+        if t.num_query_groups is None:
+            cfg.set("num_query_groups", t.num_attention_heads)
+    if t.sequence_parallel and t.tensor_model_parallel_size == 1:
+        cfg.set("sequence_parallel", False)
+        cfg.notices.append("--sequence-parallel is off: with TP 1 there is nothing to share")
+
+
+def _ffn_hidden_size(hidden_size: int, swiglu: bool) -> int:
+    """Return Megatron-LM's default width of the MLP: the gated one has about as many weights."""
+    return int((4 * hidden_size * 2 / 3) / 64) * 64 if swiglu else 4 * hidden_size
+
+
+def _pipeline(cfg: RunConfig) -> None:
+    """Interleaved stages overlap their messages, as Megatron-LM has it: at PP 2 they must.
+
+    Otherwise two messages to the same peer are matched in the wrong order and training goes wrong
+    without an error.
+    """
+    t = cfg.transformer
+    per_stage = cfg.model.num_layers_per_virtual_pipeline_stage
+    if per_stage and t.virtual_pipeline_model_parallel_size is None:
+        stages = t.num_layers // max(1, t.pipeline_model_parallel_size * per_stage)
+        cfg.set("virtual_pipeline_model_parallel_size", max(1, stages))
+    if (t.virtual_pipeline_model_parallel_size or 1) > 1:
+        if "overlap_p2p_comm" not in cfg.given:
+            cfg.set("overlap_p2p_comm", True)
+        if "batch_p2p_comm" not in cfg.given:
+            cfg.set("batch_p2p_comm", not t.overlap_p2p_comm)
+    elif t.virtual_pipeline_model_parallel_size == 1:
+        cfg.set("virtual_pipeline_model_parallel_size", None)
+
+
+def _training(cfg: RunConfig, world_size: int) -> None:
+    if cfg.training.global_batch_size is None:
+        copies = data_parallel_size(cfg, world_size)
+        cfg.set("global_batch_size", cfg.training.micro_batch_size * copies)
+    if cfg.optimizer.min_lr is None:
+        cfg.set("min_lr", 0.0)
+    if cfg.transformer.bf16 and "grad_reduce_in_fp32" not in cfg.given:
+        cfg.set("grad_reduce_in_fp32", True)  # as Megatron-LM: BF16 gradients add up in FP32
