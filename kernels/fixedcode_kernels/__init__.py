@@ -4,8 +4,15 @@ Importing the package loads torch and nothing else: compilers, Triton and GPUs a
 tensor first needs them, and their absence is never an error.
 """
 
-from fixedcode_kernels.dispatch import use_backend
+from fixedcode_kernels.dispatch import Backend, backends, use_backend
 from fixedcode_kernels.op import token_code_embedding
 from fixedcode_kernels.spec import CodeLike, CodeSpec
 
-__all__ = ["CodeLike", "CodeSpec", "token_code_embedding", "use_backend"]
+__all__ = [
+    "Backend",
+    "CodeLike",
+    "CodeSpec",
+    "backends",
+    "token_code_embedding",
+    "use_backend",
+]

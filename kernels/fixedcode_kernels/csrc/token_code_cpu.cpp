@@ -1,0 +1,114 @@
+// CPU kernel: each row is one short pattern written over and over, so it runs at the speed of a fill.
+// GCC/Clang vector extensions only; the compiler lowers them to the widest registers there are.
+#include "token_code.h"
+
+#include <string.h>
+
+namespace {
+
+constexpr size_t kVectorBytes = 64;
+
+template <typename T>
+struct Vector {
+  static constexpr uint32_t lanes = kVectorBytes / sizeof(T);
+  typedef T type __attribute__((vector_size(kVectorBytes)));
+};
+
+template <typename T>
+class RowWriter {
+ public:
+  explicit RowWriter(const fc_code& code)
+      : code_(code), low_((T)code.low), delta_((T)(code.low ^ code.high)) {
+    // K divides the lanes of a vector: the whole row is one vector, repeated.
+    whole_vector_ = !code.group && Vector<T>::lanes % code.num_bits == 0 &&
+                    code.num_bits <= 8 * sizeof(T);
+    if (!whole_vector_) return;
+    for (uint32_t i = 0; i < Vector<T>::lanes; ++i) select_[i] = (T)((T)1 << (i % code.num_bits));
+  }
+
+  void operator()(T* out, uint32_t bits) const {
+    if (code_.group) return groups(out, bits);
+    if (whole_vector_) return vectors(out, bits);
+    return doubling(out, bits);
+  }
+
+ private:
+  using V = typename Vector<T>::type;
+
+  T value(uint32_t bits, uint32_t column) const {
+    return (T)(low_ ^ (delta_ & (T)(0 - (T)((bits >> column) & 1u))));
+  }
+
+  void vectors(T* out, uint32_t bits) const {
+    const V chosen = (V)((select_ & (T)bits) != 0);
+    const V pattern = (chosen & delta_) ^ low_;
+    size_t left = (size_t)code_.hidden * sizeof(T);
+    char* to = (char*)out;
+    for (; left >= 4 * kVectorBytes; left -= 4 * kVectorBytes, to += 4 * kVectorBytes)
+      for (size_t i = 0; i < 4; ++i) memcpy(to + i * kVectorBytes, &pattern, kVectorBytes);
+    for (; left >= kVectorBytes; left -= kVectorBytes, to += kVectorBytes)
+      memcpy(to, &pattern, kVectorBytes);
+    memcpy(to, &pattern, left);
+  }
+
+  // One period, then copies of what is there already: the filled part stays a multiple of K.
+  void doubling(T* out, uint32_t bits) const {
+    const size_t total = code_.hidden;
+    size_t filled = code_.num_bits < total ? code_.num_bits : total;
+    for (uint32_t i = 0; i < filled; ++i) out[i] = value(bits, i);
+    while (filled < total) {
+      const size_t more = filled < total - filled ? filled : total - filled;
+      memcpy(out + filled, out, more * sizeof(T));
+      filled += more;
+    }
+  }
+
+  void groups(T* out, uint32_t bits) const {
+    for (uint32_t column = 0; column < code_.num_bits; ++column) {
+      const T element = value(bits, column);
+      for (uint32_t i = 0; i < code_.group; ++i) *out++ = element;
+    }
+  }
+
+  const fc_code& code_;
+  T low_, delta_;
+  V select_ = {};
+  bool whole_vector_;
+};
+
+template <typename T>
+void fill_rows(const fc_code& code, const fc_call& call, uint32_t first, uint32_t last) {
+  const RowWriter<T> write(code);
+  T* out = (T*)call.out + (size_t)first * code.hidden;
+  for (uint32_t row = first; row < last; ++row, out += code.hidden)
+    write(out, fc_encode(code, fc_load_id(call, row)));
+}
+
+void fill_range(const fc_code& code, const fc_call& call, uint32_t first, uint32_t last) {
+  switch (code.element_bytes) {
+    case 2: return fill_rows<uint16_t>(code, call, first, last);
+    case 4: return fill_rows<uint32_t>(code, call, first, last);
+    default: return fill_rows<uint64_t>(code, call, first, last);
+  }
+}
+
+}  // namespace
+
+extern "C" void fc_cpu_fill(const fc_code* code, const void* ids, void* out, int64_t stride_b,
+                            int64_t stride_s, int64_t seq_start, uint32_t batch, uint32_t rows,
+                            uint32_t id_bytes, int threads) {
+  const fc_call call = {ids, out, stride_b, stride_s, seq_start, batch, rows, id_bytes, 0};
+#if defined(_OPENMP)
+  if (threads > 1) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int part = 0; part < threads; ++part)
+      fill_range(*code, call, (uint32_t)((uint64_t)rows * part / threads),
+                 (uint32_t)((uint64_t)rows * (part + 1) / threads));
+    return;
+  }
+#endif
+  (void)threads;
+  fill_range(*code, call, 0, rows);
+}
+
+extern "C" uint32_t fc_code_size() { return sizeof(fc_code); }

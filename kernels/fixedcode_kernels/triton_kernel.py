@@ -1,0 +1,146 @@
+"""Triton backend: one program writes a few rows as packed 32-bit words.
+
+The code's matrix and shift are compile-time constants, so the only load is the token id and nothing
+is copied to the device. A pair of bits becomes a packed pair of 16-bit values by one multiplication
+and one XOR: ``(b0 | b1 << 16) * delta ^ low``, where delta is the XOR of the two values' patterns.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from fixedcode_kernels import table
+from fixedcode_kernels.native import check_rows
+from fixedcode_kernels.spec import Lift, bit_patterns, column_masks
+
+# Shipped configuration: 4 rows a program and one warp need the fewest instructions per store.
+BLOCK_ROWS = 4
+MAX_BLOCK_WORDS = 1024
+NUM_WARPS = 1
+RUNTIME_INTEGERS = ["low", "delta", "rows", "batch", "seq_start", "stride_b", "stride_s"]
+
+
+@triton.jit(do_not_specialize=RUNTIME_INTEGERS)
+def token_code_kernel(  # type: ignore[no-untyped-def]
+    ids_ptr,
+    out_ptr,
+    low,
+    delta,
+    rows,
+    batch,
+    seq_start,
+    stride_b,
+    stride_s,
+    COLUMNS: tl.constexpr,
+    SHIFT: tl.constexpr,
+    BITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    WORDS: tl.constexpr,
+    PER_WORD: tl.constexpr,
+    BLOCK_ROWS: tl.constexpr,
+    BLOCK_WORDS: tl.constexpr,
+):
+    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    inside = row < rows
+    position = row // batch
+    sample = (row - position * batch).to(tl.int64)
+    at = sample * stride_b + (position.to(tl.int64) + seq_start) * stride_s
+    token = tl.load(ids_ptr + at, mask=inside, other=0).to(tl.uint32)
+    if len(COLUMNS) == 0:
+        code = token ^ SHIFT
+    else:
+        code = (token & 0) ^ SHIFT
+        for k in tl.static_range(BITS):
+            code ^= ((token >> k) & 1) * COLUMNS[k]
+    low = low.to(tl.uint32)
+    delta = delta.to(tl.uint32)
+    out_row = out_ptr + row.to(tl.int64)[:, None] * WORDS
+    for first in range(0, WORDS, BLOCK_WORDS):
+        word = first + tl.arange(0, BLOCK_WORDS)
+        bits = _bits(code, word * PER_WORD, BITS, GROUP)
+        if PER_WORD == 2:
+            bits |= _bits(code, word * PER_WORD + 1, BITS, GROUP) << 16
+        value = (bits * delta) ^ low
+        mask = inside[:, None]
+        if WORDS % BLOCK_WORDS != 0:
+            mask = mask & (word < WORDS)[None, :]
+        tl.store(out_row + word[None, :], value.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _bits(code, element, BITS: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the bit that each element of each row shows, 0 or 1, uint32."""
+    column = element % BITS if GROUP == 0 else element // GROUP
+    return (code[:, None] >> column.to(tl.uint32)[None, :]) & 1
+
+
+def constants(lift: Lift) -> dict[str, object]:
+    """Return the kernel's compile-time constants for `lift`."""
+    per_word = 2 if lift.dtype.itemsize == 2 and lift.hidden_size % 2 == 0 else 1
+    words = lift.hidden_size // per_word
+    return {
+        "COLUMNS": column_masks(lift.row_masks) if lift.row_masks else (),
+        "SHIFT": lift.shift,
+        "BITS": lift.num_bits,
+        "GROUP": lift.group,
+        "WORDS": words,
+        "PER_WORD": per_word,
+        "BLOCK_ROWS": BLOCK_ROWS,
+        "BLOCK_WORDS": min(MAX_BLOCK_WORDS, 1 << (words - 1).bit_length()),
+    }
+
+
+def _signed32(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def runtime_values(lift: Lift) -> tuple[int, int]:
+    """Return (low, delta) as signed 32-bit integers: packed pattern of 0, XOR of both patterns."""
+    low, high = bit_patterns(lift.scale, lift.offset, lift.dtype)
+    delta = low ^ high
+    return _signed32(low | low << 16 if lift.dtype.itemsize == 2 else low), _signed32(delta)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan(lift: Lift) -> tuple[dict[str, object], tuple[int, int], torch.dtype]:
+    plan = constants(lift)
+    packed = lift.dtype.itemsize * int(plan["PER_WORD"]) == 4  # type: ignore[call-overload]
+    return plan, runtime_values(lift), torch.int32 if packed else torch.int16
+
+
+def launch(ids: Tensor, out: Tensor, lift: Lift, seq_start: int, **overrides: object) -> None:
+    """Start the kernel on the current device and stream; `overrides` change its constants."""
+    positions, batch, _ = out.shape
+    rows = positions * batch
+    check_rows(rows)
+    plan, (low, delta), word_type = _plan(lift)
+    if overrides:
+        plan = {**plan, **overrides}
+    grid = (triton.cdiv(rows, plan["BLOCK_ROWS"]),)
+    stride_b, stride_s = ids.stride()
+    token_code_kernel[grid](
+        ids,
+        out.view(word_type),
+        low,
+        delta,
+        rows,
+        batch,
+        seq_start,
+        stride_b,
+        stride_s,
+        **plan,
+        num_warps=NUM_WARPS,
+    )
+
+
+def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:
+    """Write ``out [s_local, b, h]`` (contiguous) from ``ids [b, s]``, on the ids' own device."""
+    if lift.dtype == torch.float64:
+        return table.fill(ids, out, lift, seq_start)
+    with torch.cuda.device(ids.device):
+        launch(ids, out, lift, seq_start)

@@ -1,0 +1,153 @@
+"""Random calls of the op for the equality tests, and the backends that run on a CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import importlib.util
+from dataclasses import dataclass
+
+import torch
+from hypothesis import strategies as st
+
+from fixedcode_kernels import build, native, reference
+from fixedcode_kernels.spec import Lift, make_lift
+
+INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@dataclass(frozen=True)
+class Call:
+    """ids [b, s] with any strides, and what to make of them."""
+
+    ids: torch.Tensor
+    lift: Lift
+    seq_start: int
+    seq_length: int
+
+    def output(self) -> torch.Tensor:
+        """Return an output whose every byte is poisoned: a byte not written shows."""
+        shape = (self.seq_length, self.ids.size(0), self.lift.hidden_size)
+        out = torch.empty(shape, dtype=self.lift.dtype)
+        out.view(torch.uint8).fill_(0xA5)
+        return out
+
+    def expected(self) -> torch.Tensor:
+        out = self.output()
+        reference.fill(self.ids, out, self.lift, self.seq_start)
+        return out
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Compare bit patterns, so that -0.0 differs from 0.0."""
+    integer = INTEGER[left.element_size()]
+    return torch.equal(left.view(integer), right.view(integer))
+
+
+def random_masks(k: int, seed: int) -> tuple[int, ...]:
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(0, 1 << k, (k,), generator=generator).tolist())
+
+
+@st.composite
+def lifts(draw, dtypes=HALF_AND_SINGLE) -> Lift:
+    k = draw(st.one_of(st.just(16), st.integers(1, 31)))
+    dtype = draw(st.sampled_from(dtypes))
+    interleave = draw(st.booleans())
+    if interleave:
+        hidden = k * draw(st.integers(1, 20))
+    else:
+        hidden = draw(st.one_of(st.integers(1, 300), st.sampled_from((256, 512, 1024))))
+    affine = draw(st.booleans())
+    masks = random_masks(k, draw(st.integers(0, 2**32))) if affine else ()
+    scale, offset = draw(
+        st.sampled_from(((1.0, 0.0), (2.0, -1.0), (-1.7, 0.3), (0.0, -0.0), (1e30, 1.0)))
+    )
+    shift = draw(st.integers(0, (1 << k) - 1))
+    return make_lift(k, hidden, dtype, masks, shift, scale, offset, interleave)
+
+
+@st.composite
+def id_tensors(draw) -> torch.Tensor:
+    """ids [b, s], also sliced, transposed, expanded, with an offset; also outside every code."""
+    batch, length = draw(st.integers(1, 5)), draw(st.integers(1, 9))
+    dtype = draw(st.sampled_from((torch.int64, torch.int32)))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**32)))
+    layout = draw(st.sampled_from(("plain", "transposed", "stepped", "shifted", "expanded")))
+    shape = {
+        "plain": (batch, length),
+        "transposed": (length, batch),
+        "stepped": (2 * batch, 2 * length),
+        "shifted": (batch, length + 1),
+        "expanded": (1, length),
+    }[layout]
+    base = torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).to(dtype)
+    return {
+        "plain": lambda: base,
+        "transposed": base.t,
+        "stepped": lambda: base[::2, ::2],
+        "shifted": lambda: base[:, 1:],
+        "expanded": lambda: base.expand(batch, length),
+    }[layout]()
+
+
+@st.composite
+def calls(draw, dtypes=HALF_AND_SINGLE) -> Call:
+    ids = draw(id_tensors())
+    start = draw(st.integers(0, ids.size(1) - 1))
+    length = draw(st.integers(1, ids.size(1) - start))
+    return Call(ids, draw(lifts(dtypes)), start, length)
+
+
+@functools.cache
+def emulated_cuda():
+    """Return the launcher of the CUDA kernel's host build, or None without a C++ compiler."""
+    compiler = build.find_compiler("CXX", "g++", "clang++", "c++")
+    if compiler is None:
+        return None
+    flags = ["-O2", "-std=c++17", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC"]
+    step = [*flags, "{src}/token_code_emulate.cpp", "-o", "{out}"]
+    library = ctypes.CDLL(str(build.build_library("token_code_emulate", compiler, [step])))
+    library.fc_emulate_fill.restype = None
+    library.fc_emulate_fill.argtypes = (
+        ctypes.c_void_p,
+        *native.CALL_ARGUMENTS,
+        ctypes.c_uint32,
+    )
+    return library
+
+
+def emulate_fill(call: Call, out: torch.Tensor, warps: int) -> None:
+    """Run the CUDA kernel's body on the host with a grid of `warps` warps."""
+    emulated_cuda().fc_emulate_fill(
+        native.code_pointer(call.lift)[0],
+        call.ids.data_ptr(),
+        out.data_ptr(),
+        *call.ids.stride(),
+        call.seq_start,
+        call.ids.size(0),
+        call.seq_length * call.ids.size(0),
+        call.ids.element_size(),
+        warps,
+    )
+
+
+@functools.cache
+def interpreted_triton():
+    """Return the Triton backend's module with its kernel in Triton's interpreter, or None."""
+    try:
+        from triton import knobs
+
+        from fixedcode_kernels import triton_kernel
+    except ImportError:
+        return None
+    path = triton_kernel.__file__
+    spec = importlib.util.spec_from_file_location("interpreted_triton_kernel", path)
+    module = importlib.util.module_from_spec(spec)
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, knobs.runtime, "interpret", knobs.runtime.interpret)
+        knobs.runtime.interpret = True
+        spec.loader.exec_module(module)
+    return module

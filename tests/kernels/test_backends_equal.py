@@ -1,0 +1,125 @@
+"""Every backend equals the reference bit for bit, on random calls."""
+
+import functools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import Call, calls, emulate_fill, interpreted_triton, random_masks, same_bits
+
+from fixedcode_kernels import cpu, table
+from fixedcode_kernels.spec import make_lift
+
+SOME = settings(max_examples=40, deadline=None)
+FEW = settings(max_examples=120, deadline=None)
+MANY = settings(max_examples=2000, deadline=None)
+ALL_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+needs_compiler = pytest.mark.skipif(
+    cpu.unavailable() is not None, reason=f"C++ kernel: {cpu.unavailable()}"
+)
+needs_triton = pytest.mark.skipif(interpreted_triton() is None, reason="triton is not installed")
+
+
+def assert_equal(fill, call, out=None):
+    out = call.output() if out is None else out
+    fill(call, out)
+    assert same_bits(out, call.expected())
+
+
+def fill_table(call, out):
+    table.fill(call.ids, out, call.lift, call.seq_start)
+
+
+def fill_cpu(call, out, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        cpu.fill(call.ids, out, call.lift, call.seq_start)
+    finally:
+        torch.set_num_threads(before)
+
+
+def fill_triton(call, out, block_rows):
+    interpreted_triton().launch(
+        call.ids, out, call.lift, call.seq_start, BLOCK_ROWS=block_rows, BLOCK_WORDS=256
+    )
+
+
+@SOME
+@given(calls(ALL_DTYPES))
+def test_table(call):
+    table._codes.cache_clear()  # the caches are by lift: with a new one each time they only grow
+    table._values.cache_clear()
+    assert_equal(fill_table, call)
+
+
+@needs_compiler
+@FEW
+@given(calls(ALL_DTYPES), st.sampled_from((1, 2)))
+def test_cpu_kernel(call, threads):
+    assert_equal(functools.partial(fill_cpu, threads=threads), call)
+
+
+@needs_compiler
+@FEW
+@given(calls(), st.integers(1, 40))
+def test_cuda_source_on_the_host(call, warps):
+    assert_equal(functools.partial(emulate_fill, warps=warps), call)
+
+
+@needs_triton
+@FEW
+@given(calls(), st.sampled_from((1, 4, 32)))
+def test_triton_in_its_interpreter(call, block_rows):
+    assert_equal(functools.partial(fill_triton, block_rows=block_rows), call)
+
+
+@pytest.mark.slow
+@needs_compiler
+@needs_triton
+@MANY
+@given(calls(), st.integers(1, 40))
+def test_all_backends_at_length(call, warps):
+    assert_equal(functools.partial(fill_cpu, threads=2), call)
+    assert_equal(functools.partial(emulate_fill, warps=warps), call)
+    assert_equal(functools.partial(fill_triton, block_rows=32), call)
+
+
+def every_code_size(dtype, hidden):
+    """One call per K from 1 to 31, with and without an affine map."""
+    generator = torch.Generator().manual_seed(7)
+    for k in range(1, 32):
+        for masks in ((), random_masks(k, k)):
+            lift = make_lift(k, hidden, dtype, masks, (1 << k) // 3, 2.0, -1.0, False)
+            ids = torch.randint(0, 1 << k, (2, 37), generator=generator)
+            yield Call(ids, lift, 5, 32)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cpu_kernel_threads_at_every_code_size(dtype):
+    for call in every_code_size(dtype, 2056):  # above the size where threads start
+        assert_equal(functools.partial(fill_cpu, threads=2), call)
+
+
+@needs_compiler
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_cuda_source_at_every_code_size(dtype):
+    for call in every_code_size(dtype, 2056):
+        assert_equal(functools.partial(emulate_fill, warps=7), call)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    "fill", [functools.partial(fill_cpu, threads=1), functools.partial(emulate_fill, warps=3)]
+)
+def test_output_off_any_alignment(fill):
+    lift = make_lift(16, 64, torch.bfloat16, (), 0, 1.0, 0.0, False)
+    call = Call(torch.arange(6).view(2, 3), lift, 0, 3)
+    storage = torch.full((3 * 2 * 64 + 2,), 7.0, dtype=torch.bfloat16)
+    out = storage[1:-1].view(3, 2, 64)
+    assert out.data_ptr() % 16
+    assert_equal(fill, call, out)
+    assert storage[0] == storage[-1] == 7.0  # nothing beside the output was touched
