@@ -101,16 +101,17 @@ def install() -> bool:
 
 
 def _install_cuda_namespace() -> None:
-    def nothing(*_args: Any, **_kwargs: Any) -> None:
-        return None
+    def no_op() -> Callable[..., None]:
+        # A new function each time: dynamo refuses one object under names with different rules.
+        return lambda *_args, **_kwargs: None
 
     current = _Stream()
     replacements: dict[str, Any] = {
         "current_device": lambda: CPU,
         "device_count": lambda: 1,
-        "set_device": nothing,
-        "synchronize": nothing,
-        "empty_cache": nothing,
+        "set_device": no_op(),
+        "synchronize": no_op(),
+        "empty_cache": no_op(),
         "Stream": _Stream,
         "Event": _Event,
         "current_stream": lambda *_args: current,
@@ -122,7 +123,7 @@ def _install_cuda_namespace() -> None:
     for name, value in replacements.items():
         setattr(torch.cuda, name, value)
     torch.cuda.random.current_device = replacements["current_device"]  # imported there by name
-    torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = nothing
+    torch.cuda.nvtx.range_push, torch.cuda.nvtx.range_pop = no_op(), no_op()
 
 
 def _is_cuda(device: Any) -> bool:

@@ -65,7 +65,7 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     tokenizer = load_tokenizer(cfg)
     vocabulary = run_vocabulary(cfg, vocab_size(cfg, tokenizer))
     trainer = build_trainer(cfg, runtime, vocabulary)
-    fingerprint = tokenizer.fingerprint if tokenizer else None
+    fingerprint = tokenizer.fingerprint
     if checkpoint is not None:
         load_checkpoint(trainer, checkpoint, tokenizer_fingerprint=fingerprint)
         logger.info("continuing from %s, iteration %d", checkpoint, trainer.state.iteration)
@@ -88,13 +88,15 @@ def run_dir(cfg: RunConfig) -> Path:
     return Path(cfg.logging.run_dir or cfg.checkpoint.save or "runs/pretrain")
 
 
-def load_tokenizer(cfg: RunConfig) -> Tokenizer | None:
-    """The tokenizer that the flags name, or None."""
+def load_tokenizer(cfg: RunConfig) -> Tokenizer:
+    """The tokenizer that the flags name; without one, ids 0..`--vocab-size` - 1 without meaning."""
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     data = cfg.data
     if data.tokenizer_type is None and data.tokenizer_model is None:
-        return None
+        if cfg.model.vocab_size is None:
+            raise UserError("give --tokenizer-model, or --vocab-size (the number of token ids)")
+        return build_tokenizer("NullTokenizer", vocab_size=cfg.model.vocab_size - 1)
     return build_tokenizer(
         data.tokenizer_type or "HuggingFaceTokenizer",
         data.tokenizer_model,
@@ -103,24 +105,21 @@ def load_tokenizer(cfg: RunConfig) -> Tokenizer | None:
     )
 
 
-def vocab_size(cfg: RunConfig, tokenizer: Tokenizer | None) -> int:
+def vocab_size(cfg: RunConfig, tokenizer: Tokenizer) -> int:
     """V of the run: `--vocab-size`, else the tokenizer's.
 
     Raises
     ------
     UserError
-        If neither is given, or the tokenizer has ids beyond `--vocab-size`.
+        If the tokenizer has ids beyond `--vocab-size`.
     """
-    if cfg.model.vocab_size is None:
-        if tokenizer is None:
-            raise UserError("give --tokenizer-model, or --vocab-size (the number of token ids)")
-        return tokenizer.vocab_size
-    if tokenizer is not None and tokenizer.vocab_size > cfg.model.vocab_size:
+    wanted, found = cfg.model.vocab_size, tokenizer.vocab_size
+    if wanted is not None and found > wanted:
         raise UserError(
-            f"--vocab-size {cfg.model.vocab_size} is smaller than the tokenizer's "
-            f"{tokenizer.vocab_size} ids; use --vocab-size {tokenizer.vocab_size} or leave it out"
+            f"--vocab-size {wanted} is smaller than the tokenizer's {found} ids; use --vocab-size "
+            f"{found} or leave it out"
         )
-    return cfg.model.vocab_size
+    return wanted or found
 
 
 def prepare_data(cfg: RunConfig) -> None:
@@ -155,7 +154,7 @@ def _checkpoint_to_load(cfg: RunConfig) -> Path | None:
     return path
 
 
-def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer | None, size: int):  # type: ignore[no-untyped-def]
+def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int):  # type: ignore[no-untyped-def]
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.training.data_feed import DataFeed
     from fixedcode_megatron.training.loop import Feeds
@@ -193,7 +192,7 @@ def _count_parameters(cfg: RunConfig) -> int:
         cfg.set(name, 1)
     cfg.set("virtual_pipeline_model_parallel_size", None)
     run_time.initialize_single(cfg)
-    size = vocab_size(cfg, None if cfg.model.vocab_size else load_tokenizer(cfg))
+    size = cfg.model.vocab_size or load_tokenizer(cfg).vocab_size
     divisor = cfg.model.make_vocab_size_divisible_by
     print(count_parameters(cfg, Vocabulary.padded(size, divisor, 1)))
     return 0

@@ -91,8 +91,9 @@ class FixedCodeEmbedding(_ComputedEmbedding):
         start, length = self._sequence_slice(input_ids.shape[1])
         dtype = self.config.params_dtype
         if self.code.kind == "random":
-            ids = input_ids[:, start : start + length]
-            x = self.code.embed(ids.t(), self.config.hidden_size, dtype)
+            # Contiguous, as the next pipeline stage needs to receive it.
+            ids = input_ids[:, start : start + length].t().contiguous()
+            x = self.code.embed(ids, self.config.hidden_size, dtype, check=self.check_ids)
         else:
             x = token_code_embedding(
                 input_ids,
