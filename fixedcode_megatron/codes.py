@@ -180,7 +180,7 @@ class TokenCode:
         codes = code_checks.integers(codes, "codes")
         ids = _apply(self._inverse_masks, (codes & ((1 << self.num_bits) - 1)) ^ self.shift)
         if check:
-            wrong = (ids >= self.vocab_size) | (codes < 0) | (codes >> self.num_bits != 0)
+            wrong = (ids >= self.vocab_size) | (codes >> self.num_bits != 0)
             code_checks.refuse(codes, wrong, f"the code of no id below {self.vocab_size}")
         return ids
 

@@ -399,6 +399,9 @@ def test_random_codes_have_no_bits():
         TokenCode.random(5, num_bits=0)
     with pytest.raises(UserError, match=r"--hidden-size 10 .* --code-bits 1, 2, 5, 10;"):
         TokenCode.random(5).check_width(10)
+    # 2048 has 12 divisors; the eight nearest to 17 are named
+    with pytest.raises(UserError, match=r"--code-bits 1, 2, 4, 8, 16, 32, 64, 128; "):
+        TokenCode.random(70000).check_width(2048)
 
 
 # ---------------------------------------------------------------------- identity
