@@ -56,6 +56,7 @@ ALIASES: dict[str, Alias] = {
     "fp4_format": _renames("fp4"),
     "fp8_format": _renames("fp8"),
     "fp8_param_gather": _sets(True, "fp8_param_gather", "fp8_param"),
+    "grad_reduce_in_bf16": _sets(False, "grad_reduce_in_fp32"),
     "microbatch_group_size_per_virtual_pipeline_stage": _renames(
         "microbatch_group_size_per_vp_stage"
     ),
@@ -76,7 +77,9 @@ ALIASES: dict[str, Alias] = {
     "recompute_activations": _sets("selective", "recompute_granularity"),
     "te_rng_tracker": _sets(True, "use_te_rng_tracker"),
     "use_flash_attn": _sets("flash", "attention_backend"),
+    "use_nccl_ub": _sets(True, "nccl_ub"),
     "use_rotary_position_embeddings": _sets("rope", "position_embedding_type"),
+    "wandb_name": _renames("wandb_exp_name"),
 }
 
 _ALWAYS = "this is always so here"
@@ -90,7 +93,6 @@ _WATCHERS = "this watcher of NVIDIA's is not built in"
 IGNORED: dict[str, str] = {
     "adlr_autoresume": _WATCHERS,
     "adlr_autoresume_interval": _WATCHERS,
-    "attention_softmax_in_fp32": _ALWAYS,
     "auto_detect_ckpt_format": _CHECKPOINT,
     "ckpt_assume_constant_structure": _CHECKPOINT,
     "ckpt_fully_parallel_load": _CHECKPOINT,
@@ -102,7 +104,9 @@ IGNORED: dict[str, str] = {
     "disable_straggler_on_startup": _WATCHERS,
     "dist_ckpt_strictness": "a checkpoint that does not fit is always refused",
     "distributed_timeout_seconds_after_init": "--distributed-timeout-minutes holds throughout",
+    "disable_msc": "files are read and written through the file system",
     "empty_unused_memory_level": _MEMORY,
+    "enable_experimental": "megatron-core's switches are set one by one",
     "enable_one_logger": _WATCHERS,
     "group_query_attention": "--num-query-groups alone turns it on",
     "lazy_mpu_init": "process groups are made at start",
@@ -129,6 +133,7 @@ IGNORED: dict[str, str] = {
     "no_ckpt_fully_parallel_save": _CHECKPOINT,
     "no_create_attention_mask_in_dataloader": "the mask is causal and never materialised",
     "no_data_sharding": _READER,
+    "no_one_logger": _WATCHERS,
     "num_dataset_builder_threads": _READER,
     "num_workers": _READER,
     "one_logger_project": _WATCHERS,
@@ -140,6 +145,7 @@ IGNORED: dict[str, str] = {
     "rerun_mode": _WATCHERS,
     "tensorboard_log_interval": "--log-interval holds for all logs",
     "tensorboard_queue_size": _LOGS,
+    "tiktoken_pattern": "only a TikTokenizer would use it",
     "timing_log_level": _LOGS,
     "timing_log_option": _LOGS,
     "tokenizer_hf_use_fast": _TOKENIZER,
@@ -148,6 +154,7 @@ IGNORED: dict[str, str] = {
     "use_cpu_initialization": "weights are the same at any layout without it",
     "use_dist_ckpt": _CHECKPOINT,
     "use_mcore_models": _ALWAYS,
+    "use_mpi": "the launcher's environment says the ranks",
     "use_pytorch_profiler": "tools/profile_throughput.py does it",
     "use_tp_pp_dp_mapping": "ranks are laid out in megatron-core's default order",
     "wandb_save_dir": "it goes to --run-dir",
@@ -158,19 +165,24 @@ _MOE = "mixtures of experts are not supported: this project trains dense models"
 _FAMILY = "this project trains decoder-only GPT models"
 _FSDP = "FSDP is not supported: use --use-distributed-optimizer to shard the optimizer's state"
 _LEGACY = "only megatron-core's models are supported: leave it out"
-_LATER = "not supported"
 
 REFUSED: dict[str, str] = {
+    "batch_size": "use --micro-batch-size and --global-batch-size",
+    "checkpoint_activations": "use --recompute-activations, or --recompute-granularity full",
     "ckpt_convert_format": "convert with tools/convert_checkpoint.py",
     "data_args_path": "give the prefixes with --data-path",
     "data_parallel_sharding_strategy": _FSDP,
     "decoder_seq_length": _FAMILY,
     "encoder_pipeline_model_parallel_size": _FAMILY,
     "encoder_tensor_model_parallel_size": _FAMILY,
-    "experimental_attention_variant": _LATER,
+    "experimental_attention_variant": "sparse attention variants are not supported",
+    "fim_data": "fill-in-the-middle is not supported",
+    "fp16_lm_cross_entropy": "the loss is computed in FP32",
     "heterogeneous_block_specs": _FAMILY,
+    "init_method_xavier_uniform": "weights are normal: use --init-method-std",
     "is_hybrid_model": _FAMILY,
     "mock_data": "train on real data: --data-path PREFIX, or --prepare-data python-library",
+    "model_parallel_size": "use --tensor-model-parallel-size",
     "multi_latent_attention": "multi-latent attention is not supported",
     "num_experts": _MOE,
     "num_moe_experts": _MOE,
@@ -181,6 +193,7 @@ REFUSED: dict[str, str] = {
     "pretrained_checkpoint": "use --load FOLDER --finetune",
     "quick_geglu": "the activation is GELU, --swiglu or --squared-relu",
     "rope_scaling_factor": "scaling of rotary frequencies is not supported",
+    "sft": "this program pre-trains",
     "spec": "layers are chosen with --transformer-impl",
     "use_checkpoint_args": "give --config RUN_DIR/config.yaml of the run instead",
     "use_custom_fsdp": _FSDP,
@@ -188,13 +201,19 @@ REFUSED: dict[str, str] = {
     "use_megatron_fsdp": _FSDP,
     "use_rope_scaling": "scaling of rotary frequencies is not supported",
     "use_torch_fsdp2": _FSDP,
+    "use_z_loss": "a loss on the softmax's normaliser is not supported",
+    "warmup": "use --lr-warmup-fraction",
+    "yaml_cfg": "use --config PRESET",
 }
 """Flags that would change the result if they were ignored, with the reason."""
 
 REFUSED_PREFIXES: dict[str, str] = {
+    "bert_": _FAMILY,
+    "dino_": _FAMILY,
     "dsa_": "sparse attention variants are not supported",
     "fsdp_": _FSDP,
     "heterogeneous_": _FAMILY,
+    "grpo_": "reinforcement learning is not supported",
     "hetereogenous_": _FAMILY,
     "hybrid_": _FAMILY,
     "inference_": "inference settings do not belong to training: see tools/generate.py",
@@ -204,12 +223,20 @@ REFUSED_PREFIXES: dict[str, str] = {
     "moe_": _MOE,
     "mtp_": "multi-token prediction is not supported",
     "retro_": _FAMILY,
+    "rl_": "reinforcement learning is not supported",
     "use_mamba_": _FAMILY,
+    "vision_": _FAMILY,
 }
+
+_TO_HF = "convert it to a Hugging Face tokenizer.json and use HuggingFaceTokenizer"
 
 REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("ckpt_format", "torch"): "checkpoints are of the format torch_dist",
     ("ckpt_format", "zarr"): "checkpoints are of the format torch_dist",
+    ("tokenizer_type", "GPTSentencePieceTokenizer"): _TO_HF,
+    ("tokenizer_type", "Llama2Tokenizer"): _TO_HF,
+    ("tokenizer_type", "SentencePieceTokenizer"): _TO_HF,
+    ("tokenizer_type", "TikTokenizer"): _TO_HF,
     ("position_embedding_type", "learned_absolute"): (
         "a trained position table sits in the input embedding, which fixed interfaces do not have: "
         "use rope or none"
@@ -220,6 +247,11 @@ REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("dataloader_type", "cyclic"): "samples come in the dataset's own order: use single",
     ("dataloader_type", "external"): "samples come in the dataset's own order: use single",
 }
+
+
+def ignored(name: str) -> str | None:
+    """Return why a flag or its negation is ignored, or None."""
+    return IGNORED.get(name) or IGNORED.get(name.removeprefix("no_"))
 
 
 def refused_prefix(name: str) -> str | None:

@@ -19,10 +19,10 @@ def missing(cfg: RunConfig) -> list[str]:
             "--data-path: missing; give PREFIX of PREFIX.bin and PREFIX.idx (see "
             "tools/preprocess_data.py), or try --config quickstart"
         )
-    if data.tokenizer_type is None and cfg.model.vocab_size is None:
+    if not (data.tokenizer_type or data.tokenizer_model or cfg.model.vocab_size):
         problems.append(
-            "--tokenizer-type or --vocab-size: missing; give the tokenizer the data was made with, "
-            "or the number of token ids"
+            "--tokenizer-model or --vocab-size: missing; give the tokenizer the data was made "
+            "with, or the number of token ids"
         )
     return problems
 

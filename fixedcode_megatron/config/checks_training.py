@@ -127,9 +127,18 @@ def _warmup(cfg: RunConfig, unit: str) -> list[str]:
 def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
     """Flags that mean nothing without another one."""
     c, log, problems = cfg.checkpoint, cfg.logging, []
+
+    def by_flag(name: str) -> bool:
+        return cfg.given.get(name) == "flag"  # a preset may leave --save to the user
+
     needs = [
-        ("--save-interval", c.save_interval, "--save", c.save),
-        ("--keep-last-checkpoints", c.keep_last_checkpoints, "--save", c.save),
+        ("--save-interval", c.save_interval and by_flag("save_interval"), "--save", c.save),
+        (
+            "--keep-last-checkpoints",
+            c.keep_last_checkpoints and by_flag("keep_last_checkpoints"),
+            "--save",
+            c.save,
+        ),
         ("--async-save", c.async_save, "--save", c.save),
         ("--ckpt-step", c.ckpt_step is not None, "--load", c.load),
         ("--finetune", c.finetune, "--load", c.load),

@@ -11,10 +11,10 @@ from typing import Any
 from fixedcode_megatron.config import presets
 from fixedcode_megatron.config.aliases import (
     ALIASES,
-    IGNORED,
     REFUSED,
     REFUSED_VALUES,
     TAKES_VALUE,
+    ignored,
     refused_prefix,
 )
 from fixedcode_megatron.config.flags import build_parser, flag_of, negation
@@ -42,12 +42,26 @@ def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = No
     """
     if world_size is None:
         world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    cfg, problems = read(sys.argv[1:] if argv is None else argv)
+    problems += validate(cfg, world_size, complete=not problems)
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return cfg
+
+
+def read(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
+    """Apply preset and flags to the defaults; nothing is derived or checked across values.
+
+    Returns
+    -------
+    RunConfig, list of str
+        The tree, and a problem for each flag or preset key that was not understood.
+    """
     cfg = default_config()
     problems: list[str] = []
-    argv = list(sys.argv[1:] if argv is None else argv)
-    wants_help = "--help" in argv or "-h" in argv
-    parsed, extras = build_parser(with_help=wants_help).parse_known_args(argv)
-    problems += [_unknown_flag(e) for e in extras if e.startswith("--")]
+    with_help = "--help" in argv or "-h" in argv
+    parsed, extras = build_parser(with_help=with_help).parse_known_args(list(argv))
+    problems += _unknown(extras)
     for preset in [_raw(values) for flag, values in parsed.flags if flag == "--config"]:
         if not isinstance(preset, str):
             problems.append("--config: needs one file or name of a preset")
@@ -57,10 +71,18 @@ def parse_args(argv: Sequence[str] | None = None, *, world_size: int | None = No
     for flag, values in parsed.flags:
         if flag != "--config":
             _apply_flag(cfg, flag, values, problems)
-    problems += validate(cfg, world_size, complete=not problems)
-    if problems:
-        raise ConfigError(list(dict.fromkeys(problems)))
-    return cfg
+    # A preset's `prepare_data` is for the preset's own path, not for one given as a flag.
+    if cfg.given.get("data_path") == "flag" and cfg.given.get("prepare_data") == "preset":
+        cfg.set("prepare_data", "none")
+    return cfg, problems
+
+
+def _unknown(extras: Sequence[str]) -> list[str]:
+    """Return a problem for each unknown flag; words after one are taken for its values."""
+    problems = [_unknown_flag(word) for word in extras if word.startswith("-")]
+    if extras and not extras[0].startswith("-"):
+        problems.append(f"{extras[0]}: belongs to no flag; flags begin with --")
+    return problems
 
 
 def _unknown_flag(flag: str) -> str:
@@ -83,10 +105,12 @@ def _apply_preset(cfg: RunConfig, name: str, raw: Any, preset: str, problems: li
     if name not in OPTIONS:
         if reason := refused_prefix(name):
             problems.append(f"{where}: {reason}")
+        elif name in ALIASES:
+            problems.append(f"{where}: a flag only; write {' and '.join(ALIASES[name].targets)}")
         else:
             problems.append(f"{where}: no such setting{_suggest(name, list(OPTIONS))}")
         return
-    _set(cfg, name, raw, where, problems)
+    _set(cfg, name, raw, where, problems, source="preset")
 
 
 def _apply_flag(cfg: RunConfig, flag: str, values: list[str], problems: list[str]) -> None:
@@ -109,11 +133,11 @@ def _apply_flag(cfg: RunConfig, flag: str, values: list[str], problems: list[str
             _set(cfg, name, True, flag, problems)
         else:
             _set(cfg, name, values if opt.container and values else _raw(values), flag, problems)
-    elif name in IGNORED:
-        if values and (reason := REFUSED_VALUES.get((name, values[0]))):
-            problems.append(f"{flag} {values[0]}: {reason}")
+    elif reason := ignored(name):
+        if values and (refusal := REFUSED_VALUES.get((name, values[0]))):
+            problems.append(f"{flag} {values[0]}: {refusal}")
         else:
-            cfg.notices.append(f"{flag} is ignored: {IGNORED[name]}")
+            cfg.notices.append(f"{flag} is ignored: {reason}")
     else:
         _apply_negation(cfg, flag, values, problems)
 
@@ -133,7 +157,9 @@ def _raw(values: list[str]) -> Any:
     return values[0] if len(values) == 1 else values
 
 
-def _set(cfg: RunConfig, name: str, raw: Any, where: str, problems: list[str]) -> None:
+def _set(
+    cfg: RunConfig, name: str, raw: Any, where: str, problems: list[str], source: str = "flag"
+) -> None:
     if isinstance(raw, str) and (reason := REFUSED_VALUES.get((name, raw))):
         problems.append(f"{where} {raw}: {reason}")
         return
@@ -142,4 +168,4 @@ def _set(cfg: RunConfig, name: str, raw: Any, where: str, problems: list[str]) -
     except ValueError as error:
         problems.append(f"{where}: {error}")
         return
-    cfg.given.add(name)
+    cfg.given[name] = source

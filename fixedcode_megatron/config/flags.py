@@ -77,7 +77,8 @@ def build_parser(*, with_help: bool = False) -> argparse.ArgumentParser:
             help=_help(opt, docs),
         )
     known = set(parser._option_string_actions)
-    for flag in map(flag_of, (*ALIASES, *IGNORED, *REFUSED)):
+    negated = [f"no_{name}" for name in IGNORED]
+    for flag in map(flag_of, (*ALIASES, *IGNORED, *REFUSED, *negated)):
         if flag not in known:
             known.add(flag)
             add(flag, help=argparse.SUPPRESS)

@@ -49,7 +49,7 @@ class RunConfig:
     Attributes
     ----------
     given
-        Names that a flag or a preset set, as opposed to defaults.
+        Where each name that is not at its default was set: ``flag`` or ``preset``.
     notices
         Lines to log once at start: flags that are accepted without effect, settings that were
         changed because others demand it.
@@ -65,7 +65,7 @@ class RunConfig:
     transformer: Any = field(default_factory=mf.TransformerFields)
     ddp: Any = field(default_factory=mf.DDPFields)
     optimizer: Any = field(default_factory=mf.OptimizerFields)
-    given: set[str] = field(default_factory=set)
+    given: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
 
     def get(self, name: str) -> Any:
