@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def train_byte_level_bpe(
         Documents; what is kept in memory is their distinct words, not the texts.
     vocab_size
         Exact number of ids, at least 257.
+    progress
+        Show bars if stderr is a terminal.
 
     Raises
     ------
@@ -43,7 +46,7 @@ def train_byte_level_bpe(
         vocab_size=vocab_size,
         special_tokens=[EOD_TOKEN],
         initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=progress,
+        show_progress=progress and sys.stderr.isatty(),
     )
     tokenizer.train_from_iterator(texts, trainer)
     found = tokenizer.get_vocab_size(with_added_tokens=True)

@@ -73,11 +73,16 @@ def preprocess_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="auto", choices=("auto", "uint16", "int32"))
     parser.add_argument("--on-error", default="stop", choices=("stop", "skip"))
     parser.add_argument("--overwrite", action="store_true")
+    parser.add_argument("--partitions", type=int, help="ignored: one run reads all files in order")
+    parser.add_argument("--keep-sequential-samples", action="store_true", help="ignored: always so")
     parser.add_argument(
         "--log-interval", type=float, default=10.0, help="seconds between lines without a terminal"
     )
     add_tokenizer_flags(parser)
-    options = PreprocessOptions(**vars(parser.parse_args(argv)))
+    arguments = vars(parser.parse_args(argv))
+    for ignored in ("partitions", "keep_sequential_samples"):
+        del arguments[ignored]
+    options = PreprocessOptions(**arguments)
 
     def work() -> None:
         for summary in preprocess(options):
@@ -113,7 +118,7 @@ def train_tokenizer_main(argv: Sequence[str] | None = None) -> int:
             raise UserError(f"{path} exists: choose another --output or add --overwrite")
         files = expand_inputs(arguments.input)
         texts = read_texts(files, arguments.json_keys, stop=arguments.on_error == "stop")
-        train_byte_level_bpe(texts, arguments.vocab_size, path, progress=sys.stderr.isatty())
+        train_byte_level_bpe(texts, arguments.vocab_size, path)
         print(f"{path}: {arguments.vocab_size} ids, <|endoftext|> is 0")
 
     return run_tool(work)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import gzip
+import json
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -146,8 +147,8 @@ def _parse_line(line: bytes, number: int, keys: Sequence[str]) -> list[str] | Re
     if not line.strip():
         return Rejected(number, "blank", "the line is blank")
     try:
-        record = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        record = _load(line)
+    except (ValueError, RecursionError) as error:
         return Rejected(number, "malformed", f"not one JSON object ({error})")
     if not isinstance(record, dict):
         kind = type(record).__name__
@@ -164,6 +165,19 @@ def _parse_line(line: bytes, number: int, keys: Sequence[str]) -> list[str] | Re
             return Rejected(number, "non-string", f"key {key!r} holds {value!r:.40}, not a string")
         texts.append(value)
     return texts
+
+
+def _load(line: bytes) -> object:
+    """Parse a line; what only the standard library takes, such as NaN in a score, is taken too."""
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        try:
+            record = json.loads(line.decode("utf-8"))
+            json.dumps(record, ensure_ascii=False).encode("utf-8")  # no half surrogate pair
+        except (ValueError, RecursionError):
+            raise error from None
+        return record
 
 
 def read_texts(paths: Iterable[Path], keys: Sequence[str], *, stop: bool) -> Iterator[str]:

@@ -144,7 +144,12 @@ def _encode_batch(
     rejected: Counter,
 ) -> None:
     """Append the ids of a batch; a record without any token is dropped and counted as empty."""
-    encoded = [tokenizer.encode_batch(list(texts)) for texts in zip(*batch, strict=True)]
+    try:
+        encoded = [tokenizer.encode_batch(list(texts)) for texts in zip(*batch, strict=True)]
+    except UserError:
+        raise
+    except Exception as error:  # the tokenizers library raises bare Exceptions
+        raise UserError(f"{tokenizer.name} cannot encode a document: {error}") from error
     for row in zip(*encoded, strict=True):
         if not any(row):
             rejected["empty"] += 1

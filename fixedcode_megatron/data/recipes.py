@@ -122,9 +122,11 @@ def _build(folder: Path, vocab_size: int, progress: bool) -> dict:
     shutil.rmtree(work, ignore_errors=True)
     (work / "tokenizer").mkdir(parents=True)
     try:
+        logger.info("%s: gathering Python's own documentation and library", folder)
         documents = gather(progress)
         lines = [json.dumps({"text": d.text, "source": d.source}) + "\n" for d in documents]
         write_text_whole(work / _FILES[0], "".join(lines))
+        logger.info("training a tokenizer of %d ids on %d documents", vocab_size, len(documents))
         texts = (document.text for document in documents)
         train_byte_level_bpe(texts, vocab_size, work / _FILES[3], progress=progress)
         (summary,) = preprocess(

@@ -253,3 +253,62 @@ def test_sigterm_cleans_up(tmp_path, bpe):
     assert parent.returncode == 143
     assert left(tmp_path) == []
     assert all(not Path(f"/proc/{child}").exists() for child in children)
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+def test_kill_9_leaves_only_a_temporary_name_and_the_next_run_is_as_if_nothing_was(tmp_path, bpe):
+    parent, children, pipe = start_long_run(tmp_path, bpe[0])
+    pipe.write(b'{"text":"hello world hi there"}\n' * 100000)
+    pipe.flush()
+    parent.kill()
+    parent.wait()
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert left(tmp_path) == ["o_text_document.bin.partial"]
+    (tmp_path / "x.jsonl").unlink()
+    lines = write_lines(tmp_path / "x.jsonl", '{"text":"hi"}')
+    assert pre(tmp_path, bpe[0], "--input", lines).returncode == 0
+    again = pre(tmp_path, bpe[0], "--input", lines)
+    assert again.returncode == 1 and "--overwrite" in again.stderr
+    assert left(tmp_path) == [f"o_text_document.{suffix}" for suffix in ("bin", "idx", "json")]
+    assert documents(tmp_path / "out/o_text_document") == [[*bpe[1].encode("hi").ids, 0]]
+
+
+def test_disk_full(tmp_path, bpe):
+    lines = write_lines(tmp_path / "x.jsonl", *['{"text":"hello world hi there"}'] * 20000)
+    command = f"ulimit -f 100; exec {sys.executable} {TOOL} --tokenizer-model {bpe[0]}"
+    command += f" --input {lines} --output-prefix {tmp_path}/out/o --workers 0"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "File too large" in done.stderr and "Traceback" not in done.stderr
+    assert left(tmp_path) == []
+
+
+def test_a_tokenizer_that_cannot_encode_a_text(tmp_path):
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "</s>": 1}))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    inner.save(str(tmp_path / "tokenizer.json"))
+    lines = write_lines(tmp_path / "x.jsonl", '{"text":"a b"}')
+    done = pre(tmp_path, tmp_path, "--input", lines)
+    assert done.returncode == 1
+    assert "cannot encode a document" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_flags_of_a_published_script(tmp_path, bpe):
+    lines = write_lines(tmp_path / "x.jsonl", '{"text":"hi"}')
+    flags = ["--partitions", 1, "--keep-sequential-samples", "--log-interval", 1000]
+    assert pre(tmp_path, bpe[0], "--input", lines, *flags).returncode == 0
+
+
+def test_train_tokenizer(tmp_path):
+    lines = write_lines(tmp_path / "x.jsonl", '{"text":"hello hello world"}', '{"text":"world"}')
+    command = [sys.executable, TOOL.with_name("train_tokenizer.py"), "--input", lines, "--output"]
+    command += [tmp_path / "tok", "--vocab-size"]
+    subprocess.run([*command, "262"], check=True)
+    inner = tokenizers.Tokenizer.from_file(str(tmp_path / "tok" / "tokenizer.json"))
+    assert inner.get_vocab_size() == 262
+    assert len(inner.encode(" world").ids) < 6
+    again = subprocess.run([*command, "262"], capture_output=True, text=True)
+    assert again.returncode == 1 and "--overwrite" in again.stderr
