@@ -26,8 +26,8 @@ def fill(cfg: RunConfig, world_size: int) -> None:
     _training(cfg, world_size)
     if cfg.data.prepare_data != "none":
         cfg.notices.append(
-            f"--prepare-data {cfg.data.prepare_data}: the text is a stand-in, made on this machine; "
-            "for yours give --data-path and --tokenizer-model"
+            f"--prepare-data {cfg.data.prepare_data}: the text is a stand-in, made here; for "
+            "yours give --data-path and --tokenizer-model"
         )
     if cfg.logging.run_dir is None:
         cfg.set("run_dir", cfg.checkpoint.save or "runs/pretrain")

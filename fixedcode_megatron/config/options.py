@@ -152,6 +152,8 @@ def parse(option: Option, raw: Any) -> Any:
     """
     if raw is MISSING_VALUE:
         raise ValueError("needs a value")
+    if isinstance(raw, list) and len(raw) == 1 and raw[0] in ("none", "null"):
+        raw = raw[0]
     if raw is None or (isinstance(raw, str) and raw.lower() in ("none", "null")):
         # `none` is a choice of its own for some options; YAML's null never is.
         if option.choices and isinstance(raw, str) and raw in option.choices:
