@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from fixedcode_megatron.data.bpe import train_byte_level_bpe
 from fixedcode_megatron.data.documents import expand_inputs, read_texts
 from fixedcode_megatron.data.preprocess import PreprocessOptions, preprocess
 from fixedcode_megatron.data.tokenizers import TOKENIZER_TYPES
+from fixedcode_megatron.data.workers import available_cores
 from fixedcode_megatron.errors import UserError
 
 
@@ -67,9 +67,7 @@ def preprocess_main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--append-eod", action="store_true", help="end each document with the EOD id"
     )
-    parser.add_argument(
-        "--workers", type=int, default=len(os.sched_getaffinity(0)), help="0: in this process"
-    )
+    parser.add_argument("--workers", type=int, default=available_cores(), help="0: in this process")
     parser.add_argument("--dtype", default="auto", choices=("auto", "uint16", "int32"))
     parser.add_argument("--on-error", default="stop", choices=("stop", "skip"))
     parser.add_argument("--overwrite", action="store_true")

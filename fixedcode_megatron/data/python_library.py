@@ -1,7 +1,7 @@
 """Documents that every CPython has: its documentation topics, docstrings and library sources.
 
 Each module gives two documents: its docstrings as prose, and its source without them, so that no
-passage is in both. Nothing is imported or run; files are parsed only.
+passage is in both. Modules are parsed, not imported.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from fixedcode_megatron.data.bpe import train_byte_level_bpe
 from fixedcode_megatron.data.files import exclusive_lock, sha256_of_file, write_text_whole
 from fixedcode_megatron.data.preprocess import PreprocessOptions, preprocess
 from fixedcode_megatron.data.python_library import Document, library_documents
+from fixedcode_megatron.data.workers import available_cores
 from fixedcode_megatron.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -135,7 +136,7 @@ def _build(folder: Path, vocab_size: int, progress: bool) -> dict:
                 output_prefix=str(work / "corpus"),
                 tokenizer_model=str(work / "tokenizer"),
                 append_eod=True,
-                workers=min(4, len(os.sched_getaffinity(0))),
+                workers=min(4, available_cores()),
                 progress=None if progress else False,
             )
         )

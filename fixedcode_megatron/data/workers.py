@@ -24,6 +24,13 @@ from fixedcode_megatron.errors import UserError
 _FRAME = struct.Struct("<Q")
 
 
+def available_cores() -> int:
+    """Cores that this process may use (a container or a batch system may grant fewer)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def ordered_map(
     make_function: Callable[..., Callable[[Any], Any]],
     arguments: tuple,

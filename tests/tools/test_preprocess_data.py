@@ -302,6 +302,16 @@ def test_flags_of_a_published_script(tmp_path, bpe):
     assert pre(tmp_path, bpe[0], "--input", lines, *flags).returncode == 0
 
 
+def test_lines_of_progress_without_a_terminal(tmp_path, bpe):
+    lines = write_lines(tmp_path / "x.jsonl", *['{"text":"hello world hi there"}'] * 100000)
+    done = pre(tmp_path, bpe[0], "--input", lines, "--log-interval", 0, "--workers", 0)
+    shown = [line for line in done.stderr.splitlines() if "s left" in line]
+    assert len(shown) == 4  # blocks of 1 MiB (and the line it ends in) of 3.2 MB
+    assert shown[0].startswith("33 % of 3.2 MB, ") and shown[-1].startswith("100 %")
+    quiet = pre(tmp_path, bpe[0], "--input", lines, "--overwrite")
+    assert "s left" not in quiet.stderr
+
+
 def test_train_tokenizer(tmp_path):
     lines = write_lines(tmp_path / "x.jsonl", '{"text":"hello hello world"}', '{"text":"world"}')
     command = [sys.executable, TOOL.with_name("train_tokenizer.py"), "--input", lines, "--output"]
