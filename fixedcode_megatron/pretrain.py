@@ -42,11 +42,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def run(cfg: RunConfig) -> int:
     """Do what a resolved configuration asks for."""
-    for notice in cfg.notices:
-        logger.warning("%s", notice)
     if cfg.runtime.print_config:
         print(cfg.to_yaml(), end="")
         return 0
+    for notice in cfg.notices:
+        logger.info("%s", notice)
     if cfg.runtime.count_parameters:
         return _count_parameters(cfg)
     prepare_data(cfg)
