@@ -181,9 +181,7 @@ def preprocess(options: PreprocessOptions) -> list[dict]:
     if options.append_eod:
         _ = tokenizer.eod  # refuse before anything is read
     files = expand_inputs(options.input)
-    dtype = np.dtype(
-        dtype_for_vocab(tokenizer.vocab_size) if options.dtype == "auto" else options.dtype
-    )
+    dtype = _dtype(options.dtype, tokenizer)
     stop = options.on_error == "stop"
     encoder_arguments = (
         options.tokenizer_arguments(),
@@ -238,6 +236,15 @@ def _check(options: PreprocessOptions) -> None:
         raise UserError(f"--dtype {options.dtype}: give auto, uint16 or int32")
     if not options.json_keys or len(set(options.json_keys)) != len(options.json_keys):
         raise UserError(f"--json-keys {' '.join(options.json_keys)}: give different keys")
+
+
+def _dtype(wanted: str, tokenizer: Tokenizer) -> np.dtype:
+    if wanted == "uint16" and tokenizer.vocab_size > 1 << 16:
+        raise UserError(
+            f"--dtype uint16 holds ids up to 65535, {tokenizer.name} has {tokenizer.vocab_size} "
+            "ids: give --dtype int32 or auto"
+        )
+    return np.dtype(dtype_for_vocab(tokenizer.vocab_size) if wanted == "auto" else wanted)
 
 
 def _finish(

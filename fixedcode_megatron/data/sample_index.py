@@ -15,6 +15,8 @@ import math
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -104,7 +106,8 @@ class SampleIndex:
 
     def _build_into(self, work: Path, plan: SplitPlan) -> None:
         logger.info("building the sample index of the %s split", plan.name)
-        dataset, members = self._assemble(plan, _IN_MEMORY)
+        with _quiet("megatron.core.datasets"):  # it warns that nothing is saved: we do that
+            dataset, members = self._assemble(plan, _IN_MEMORY)
         arrays: dict[str, np.ndarray] = {}
         descriptions = {}
         for member in members:
@@ -189,6 +192,21 @@ class SampleIndex:
         if os.access(beside, os.W_OK):
             return beside / "sample_index"
         return Path(tempfile.gettempdir()) / f"fixedcode_sample_index_{os.getuid()}"
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Hold back warnings of a package's loggers."""
+    known = logging.getLogger(name).manager.loggerDict
+    loggers = [logging.getLogger(each) for each in known if each.startswith(name)]
+    levels = [each.level for each in loggers]
+    try:
+        for each in loggers:
+            each.setLevel(logging.ERROR)
+        yield
+    finally:
+        for each, level in zip(loggers, levels, strict=True):
+            each.setLevel(level)
 
 
 def _base(dataset: Any) -> str:
