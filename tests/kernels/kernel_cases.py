@@ -27,6 +27,11 @@ class Call:
     seq_start: int
     seq_length: int
 
+    @property
+    def rows(self) -> int:
+        """Tokens in the call."""
+        return self.seq_length * self.ids.size(0)
+
     def output(self) -> torch.Tensor:
         """Return an output whose every byte is poisoned: a byte not written shows."""
         shape = (self.seq_length, self.ids.size(0), self.lift.hidden_size)
@@ -128,7 +133,7 @@ def emulate_fill(call: Call, out: torch.Tensor, warps: int) -> None:
         *call.ids.stride(),
         call.seq_start,
         call.ids.size(0),
-        call.seq_length * call.ids.size(0),
+        call.rows,
         call.ids.element_size(),
         warps,
     )

@@ -47,18 +47,18 @@ FC_FN uint4 fc_expand(uint32_t bits, uint32_t low, uint32_t delta) {
   return v;
 }
 
-// The bits that `count` neighbours show from `element` on, under the interleave lift.
+// The bits that COUNT neighbours show under the interleave lift, the first of them being the
+// `rest`-th element of its group.
 template <uint32_t COUNT>
-FC_FN uint32_t fc_grouped_bits(uint32_t code, uint32_t element, uint32_t group) {
-  uint32_t column = element / group;
-  uint32_t left = group - (element - column * group);  // elements that still show this column
+FC_FN uint32_t fc_grouped_bits(uint32_t code, uint32_t column, uint32_t rest, uint32_t group) {
+  if (group % COUNT == 0) return 0u - ((code >> column) & 1u);  // all within one group
   uint32_t bits = 0;
   FC_UNROLL
   for (uint32_t i = 0; i < COUNT; ++i) {
     bits |= ((code >> column) & 1u) << i;
-    left -= 1;
-    column += left == 0;
-    left = left == 0 ? group : left;
+    rest += 1;
+    column += rest == group;
+    rest = rest == group ? 0 : rest;
   }
   return bits;
 }
@@ -108,9 +108,17 @@ FC_FN void fc_warp_row(const fc_code& code, void* row_out, uint32_t bits, uint32
       offset = offset >= k ? offset - k : offset;
     }
   } else {
-    for (uint32_t i = lane * kPerStore; i < hidden; i += kStride)
-      out[i / kPerStore] =
-          fc_expand<BYTES>(fc_grouped_bits<kPerStore>(bits, i, code.group), low, delta);
+    const uint32_t group = code.group, columns = kStride / group, step = kStride - columns * group;
+    uint32_t column = lane * kPerStore / group, rest = lane * kPerStore - column * group;
+    for (uint32_t i = lane * kPerStore; i < hidden; i += kStride) {
+      const uint32_t mask = BYTES == 2 ? 0xFFu : 0xFu;
+      const uint32_t shown = fc_grouped_bits<kPerStore>(bits, column, rest, group) & mask;
+      out[i / kPerStore] = fc_expand<BYTES>(shown, low, delta);
+      column += columns;
+      rest += step;
+      column += rest >= group;
+      rest = rest >= group ? rest - group : rest;
+    }
   }
 }
 

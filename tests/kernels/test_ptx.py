@@ -1,0 +1,121 @@
+"""The PTX that Triton and nvcc emit for sm_90, executed on the CPU: equal to the reference.
+
+The interpreter has only the call's own tensors as memory, so that any access beside them stops the
+run, and `compiled` demands that every byte of the output is written exactly once.
+"""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kernel_cases import Call, calls, interpreted_triton, random_masks, same_bits
+
+from fixedcode_kernels.cuda_kernel import find_nvcc
+from fixedcode_kernels.spec import make_lift
+
+pytest.importorskip("numpy", minversion="2.0")
+compiled = pytest.importorskip("compiled")
+
+needs_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="nvcc is not installed")
+needs_triton = pytest.mark.skipif(interpreted_triton() is None, reason="triton is not installed")
+
+#        K   hidden  dtype           affine  interleave
+LIFTS = [
+    (16, 2048, torch.bfloat16, False, False),  # the shipped case
+    (16, 2048, torch.bfloat16, True, False),
+    (16, 2048, torch.float32, True, False),  # two blocks of words: a loop
+    (16, 1024, torch.float16, False, True),
+    (17, 50, torch.bfloat16, False, False),  # rows off 16 bytes, partial tile
+    (5, 65, torch.float16, True, False),  # odd width: 16-bit stores
+    (31, 124, torch.float32, True, True),
+    (1, 8, torch.bfloat16, False, False),
+]
+
+
+def make(k, hidden, dtype, affine, interleave):
+    masks = random_masks(k, 3) if affine else ()
+    return make_lift(k, hidden, dtype, masks, (1 << k) // 3, -1.7, 0.3, interleave)
+
+
+def random_ids(batch, length, dtype):
+    generator = torch.Generator().manual_seed(batch * length)
+    return torch.randint(-(2**31), 2**31 - 1, (batch, length), generator=generator).to(dtype)
+
+
+@needs_triton
+@pytest.mark.parametrize("id_type", [torch.int64, torch.int32])
+@pytest.mark.parametrize("arguments", LIFTS)
+def test_triton_ptx(arguments, id_type):
+    lift = make(*arguments)
+    entry = compiled.triton_entry(lift, id_type)
+    for ids in (random_ids(3, 8, id_type), random_ids(7, 3, id_type).t()[:, ::2]):
+        call = Call(ids, lift, 1, 3)
+        out, _ = compiled.run_triton(entry, call)
+        assert same_bits(out, call.expected())
+
+
+@needs_triton
+def test_triton_ptx_with_64_bit_strides():
+    lift = make(*LIFTS[1])
+    entry = compiled.triton_entry(lift, torch.int64, "i64")
+    call = Call(random_ids(3, 8, torch.int64).t(), lift, 0, 3)
+    out, _ = compiled.run_triton(entry, call, "i64")
+    assert same_bits(out, call.expected())
+
+
+@needs_nvcc
+@pytest.mark.parametrize("id_type", [torch.int64, torch.int32])
+@pytest.mark.parametrize("arguments", LIFTS)
+def test_nvcc_ptx(arguments, id_type):
+    lift = make(*arguments)
+    for ids in (random_ids(3, 8, id_type), random_ids(7, 3, id_type).t()[:, ::2]):
+        call = Call(ids, lift, 1, 3)
+        out, _ = compiled.run_nvcc(compiled.nvcc_entry(lift), call)
+        assert same_bits(out, call.expected())
+
+
+@needs_nvcc
+@settings(max_examples=40, deadline=None)
+@given(calls(), st.integers(1, 3))
+def test_nvcc_ptx_on_random_calls_and_grids(call, blocks):
+    out, _ = compiled.run_nvcc(compiled.nvcc_entry(call.lift), call, blocks)
+    assert same_bits(out, call.expected())
+
+
+@pytest.mark.slow
+@needs_nvcc
+@settings(max_examples=600, deadline=None)
+@given(calls(), st.integers(1, 3))
+def test_nvcc_ptx_at_length(call, blocks):
+    out, _ = compiled.run_nvcc(compiled.nvcc_entry(call.lift), call, blocks)
+    assert same_bits(out, call.expected())
+
+
+@pytest.mark.slow
+@needs_triton
+@settings(max_examples=100, deadline=None)
+@given(calls())
+def test_triton_ptx_at_length(call):
+    entry = compiled.triton_entry(call.lift, call.ids.dtype)
+    out, _ = compiled.run_triton(entry, call)
+    assert same_bits(out, call.expected())
+
+
+@pytest.mark.parametrize("kind", [pytest.param("nvcc", marks=needs_nvcc), "triton"])
+@pytest.mark.parametrize(
+    ("rows", "hidden", "stride"),
+    [
+        (524_297, 4096, 1),  # 2^31 elements and more, the last row alone in its block
+        (262_153, 8192, 1),
+        (70_001, 64, 1),
+        (9, 70_000, 1),
+        (9, 64, 2**33 + 1),  # ids further apart than 32 bits reach
+    ],
+)
+def test_offsets_beyond_32_bits(kind, rows, hidden, stride):
+    if kind == "triton" and interpreted_triton() is None:
+        pytest.skip("triton is not installed")
+    lift = make_lift(16, hidden, torch.bfloat16, random_masks(16, 1), 77, 1.0, 0.0, False)
+    ids = torch.tensor([54321])
+    out = compiled.run_last_block(kind, lift, ids, rows, stride)
+    assert same_bits(out, Call(ids.view(1, 1), lift, 0, 1).expected().view(1, hidden))
