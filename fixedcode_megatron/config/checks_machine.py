@@ -6,11 +6,31 @@ from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import availability
 from fixedcode_megatron.config.megatron_fields import AUTO
+from fixedcode_megatron.config.tree import OPTIONS
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
 _TE = "the package transformer-engine[pytorch], version 2.1 or newer, on a Hopper or newer GPU"
+
+
+_WITHOUT_LOCAL = (
+    "cpu_offloading",
+    "delay_wgrad_compute",
+    "enable_cuda_graph",
+    "external_cuda_graph",
+    "fine_grained_activation_offloading",
+    "fp4",
+    "fp8",
+    "tp_comm_overlap",
+    "use_kitchen",
+    "use_precision_aware_optimizer",
+    "use_te_activation_func",
+    "use_te_rng_tracker",
+    "use_transformer_engine_op_fuser",
+    "window_size",
+)
+"""Options that the torch-native layers do not have."""
 
 
 def check(cfg: RunConfig) -> list[str]:
@@ -41,13 +61,13 @@ def _needs(cfg: RunConfig) -> list[str]:
     if t.fp16 and not availability.on_gpu(cfg):
         problems.append("--fp16: needs a GPU; use --bf16, or neither for FP32")
     if local:
-        wanted = {
-            "--fp8-format": t.fp8,
-            "--fp4-format": t.fp4,
-            "--tp-comm-overlap": t.tp_comm_overlap,
-            "--use-precision-aware-optimizer": cfg.optimizer.use_precision_aware_optimizer,
-        }
-        problems += [f"{flag}: needs {_TE}" for flag, value in wanted.items() if value]
+        wanted = [name for name in _WITHOUT_LOCAL if name in OPTIONS and cfg.get(name)]
+        names = {"fp8": "--fp8-format", "fp4": "--fp4-format"}  # as Megatron-LM's scripts have it
+        problems += [f"{names.get(name, OPTIONS[name].flag)}: needs {_TE}" for name in wanted]
+        if "attention_backend" in cfg.given:
+            cfg.notices.append(
+                "--attention-backend has no effect on torch-native layers: PyTorch chooses"
+            )
         if t.context_parallel_size > 1:
             problems.append(
                 f"--context-parallel-size {t.context_parallel_size}: needs {_TE}; use 1 with "

@@ -87,6 +87,8 @@ def schedule(cfg: RunConfig) -> list[str]:
     lr, min_lr = cfg.optimizer.lr, cfg.optimizer.min_lr
     if lr is not None and (lr < 0 or not 0 <= min_lr <= lr):
         problems.append(f"--lr {lr} and --min-lr {min_lr}: must be 0 <= min-lr <= lr")
+    if cfg.optimizer.optimizer not in ("adam", "sgd"):
+        problems.append(f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd")
     if training.lr_decay_style == "WSD" and getattr(training, f"lr_wsd_decay_{unit}") is None:
         problems.append(f"--lr-decay-style WSD: needs --lr-wsd-decay-{unit}")
     changes = training.weight_decay_incr_style != "constant"
@@ -139,7 +141,6 @@ def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
             "--save",
             c.save,
         ),
-        ("--async-save", c.async_save, "--save", c.save),
         ("--ckpt-step", c.ckpt_step is not None, "--load", c.load),
         ("--finetune", c.finetune, "--load", c.load),
         ("--wandb-exp-name", log.wandb_exp_name, "--wandb-project", log.wandb_project),

@@ -73,9 +73,6 @@ class ModelConfig:
     )
     rotary_base: int = option(10000, "base of the rotary frequencies")
     rotary_percent: float = option(1.0, "share of each head that is rotated")
-    rotary_seq_len_interpolation_factor: int | None = option(
-        None, "divide positions by this before the rotation (position interpolation)"
-    )
     swiglu: bool = option(False, "SiLU-gated MLP of three matrices in place of GELU and two")
     squared_relu: bool = option(False, "squared ReLU in place of GELU")
     untie_embeddings_and_output_weights: bool = option(
@@ -206,7 +203,6 @@ class CheckpointConfig:
     exit_on_missing_checkpoint: bool = option(
         False, "a --load folder without a checkpoint is an error even if it is the --save folder"
     )
-    async_save: bool = option(False, "write checkpoints in the background")
     ckpt_format: str = option("torch_dist", "format on disk", choices=("torch_dist",))
 
 

@@ -80,8 +80,8 @@ SCRIPTS = {
         "ignored": """
             --group-query-attention --log-throughput --log-progress --log-timers-to-tensorboard
             --no-log-loss-scale-to-tensorboard --log-memory-to-tensorboard --dataloader-type
-            --manual-gc --manual-gc-interval --num-workers --num-dataset-builder-threads
-            --wandb-save-dir
+            --manual-gc --manual-gc-interval --async-save --num-workers
+            --num-dataset-builder-threads --wandb-save-dir
         """,
         "refused": "--use-rope-scaling --rope-scaling-factor",
         "values": {
@@ -90,7 +90,6 @@ SCRIPTS = {
             "check_for_nan_in_grad": False,
             "normalization": "RMSNorm",
             "lr_warmup_iters": 200,
-            "async_save": True,
             "wandb_exp_name": "e",
         },
     },
