@@ -18,8 +18,12 @@ python=$here/../.venv/bin/python # what `make setup` made, where it is there
 exec "$python" "$here/$(basename "${BASH_SOURCE[0]}")" "$@"
 : <<'# end of the Python part' # for linters of bash, which read on
 '''
+import os
 import sys
 from pathlib import Path
+
+# Read once, when CUDA starts: tensor-parallel communication overlaps with computation only so.
+os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
 
 import torch
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import availability
@@ -43,6 +44,15 @@ def check(cfg: RunConfig) -> list[str]:
         problems += _fusions(cfg) + _needs(cfg)
     if t.fp8:
         problems += _fp8_multiples(cfg)
+    if (
+        availability.on_gpu(cfg)
+        and t.tensor_model_parallel_size > 1
+        and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
+    ):
+        cfg.notices.append(
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1 before the start: with it, tensor-parallel "
+            "communication overlaps with computation as it should"
+        )
     return problems
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import derive
@@ -108,6 +109,33 @@ def schedule(cfg: RunConfig) -> list[str]:
             "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler exclude each "
             "other: drop one"
         )
+    return problems
+
+
+_RANGES: dict[str, tuple[float, float]] = {
+    "adam_beta1": (0, 1),
+    "adam_beta2": (0, 1),
+    "hidden_dropout": (0, 1),
+    "attention_dropout": (0, 1),
+    "weight_decay": (0, math.inf),
+    "clip_grad": (0, math.inf),
+    "adam_eps": (0, math.inf),
+    "layernorm_epsilon": (0, math.inf),
+    "init_method_std": (0, math.inf),
+    "lr_warmup_init": (0, math.inf),
+    "eval_iters": (0, math.inf),
+}
+
+
+def ranges(cfg: RunConfig) -> list[str]:
+    """Numbers outside of what they mean (not a number is outside, too)."""
+    problems = []
+    for name, (low, high) in _RANGES.items():
+        value = cfg.get(name)
+        if not low <= value < high:
+            limit = "" if high == math.inf else f" and below {high}"
+            flag = "--" + name.replace("_", "-")
+            problems.append(f"{flag} {value}: must be at least {low}{limit}")
     return problems
 
 

@@ -90,7 +90,7 @@ def _dtype_name(dtype: torch.dtype) -> str:
     return next(name for name, value in DTYPES.items() if value == dtype)
 
 
-def _make_section(section: str, cls: type) -> tuple[type, list[Option]]:
+def _make_section(name: str, section: str, cls: type) -> tuple[type, list[Option]]:
     """Return a keyword-only dataclass with megatron-core's names and defaults, and its options."""
     options = [opt for opt, _ in _fields_of(section, cls)]
     fields = []
@@ -103,14 +103,17 @@ def _make_section(section: str, cls: type) -> tuple[type, list[Option]]:
             else dataclasses.field(default=default)
         )
         fields.append((opt.name, Any, spec))
-    made = dataclasses.make_dataclass(f"{cls.__name__}Fields", fields, kw_only=True)
+    made = dataclasses.make_dataclass(name, fields, kw_only=True)
+    made.__module__ = __name__  # where pickle looks for it
     made.__doc__ = f"Fields of megatron-core's {cls.__name__}."
     return made, options
 
 
-TransformerFields, TRANSFORMER_OPTIONS = _make_section("transformer", TransformerConfig)
-DDPFields, DDP_OPTIONS = _make_section("ddp", DistributedDataParallelConfig)
-OptimizerFields, OPTIMIZER_OPTIONS = _make_section("optimizer", OptimizerConfig)
+TransformerFields, TRANSFORMER_OPTIONS = _make_section(
+    "TransformerFields", "transformer", TransformerConfig
+)
+DDPFields, DDP_OPTIONS = _make_section("DDPFields", "ddp", DistributedDataParallelConfig)
+OptimizerFields, OPTIMIZER_OPTIONS = _make_section("OptimizerFields", "optimizer", OptimizerConfig)
 
 
 def params_dtype(cfg: RunConfig) -> torch.dtype:

@@ -48,6 +48,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_machine.check(cfg)
     problems += checks_training.batches(cfg, world_size)
     problems += checks_training.schedule(cfg)
+    problems += checks_training.ranges(cfg)
     problems += checks_training.checkpoints_and_logs(cfg)
     problems += checks_data.check(cfg)
     if complete and not planning:

@@ -1,6 +1,8 @@
 """Flags, presets and defaults: who wins, how values read, and what is said about mistakes."""
 
 import io
+import pickle
+from copy import deepcopy
 
 import pytest
 
@@ -44,6 +46,12 @@ def test_one_name_feeds_every_section():
     cfg = parse_args([*MINIMAL, "--bf16", "--use-distributed-optimizer"])
     assert cfg.transformer.bf16 and cfg.optimizer.bf16
     assert cfg.ddp.use_distributed_optimizer and cfg.optimizer.use_distributed_optimizer
+
+
+def test_a_tree_can_be_copied_and_sent_to_other_processes():
+    cfg = parse_args([*MINIMAL, "--bf16"])
+    for copy in (pickle.loads(pickle.dumps(cfg)), deepcopy(cfg)):
+        assert copy == cfg and copy.transformer is not cfg.transformer
 
 
 def test_all_problems_at_once():

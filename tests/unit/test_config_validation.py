@@ -159,6 +159,8 @@ def test_bf16_gradients_add_up_in_fp32_unless_told_otherwise():
             "--lr-warmup-samples with --train-iters: use --lr-warmup-iters",
         ),
         (["--optimizer=muon"], "--optimizer muon: the optimizers are adam and sgd"),
+        (["--adam-beta2=1"], "--adam-beta2 1.0: must be at least 0 and below 1"),
+        (["--clip-grad=nan"], "--clip-grad nan: must be at least 0"),
         (["--lr-decay-style=WSD"], "needs --lr-wsd-decay-iters"),
         (["--weight-decay-incr-style=linear"], "needs --start-weight-decay and --end-weight-decay"),
         (["--rampup-batch-size", "1", "1", "9"], "needs the run's length in --train-samples"),
