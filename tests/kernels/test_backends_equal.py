@@ -87,10 +87,10 @@ def test_all_backends_at_length(call, warps):
     assert_equal(functools.partial(fill_triton, block_rows=32), call)
 
 
-def every_code_size(dtype, hidden):
-    """One call per K from 1 to 31, with and without an affine map."""
+def many_code_sizes(dtype, hidden):
+    """One call per K, with and without an affine map."""
     generator = torch.Generator().manual_seed(7)
-    for k in range(1, 32):
+    for k in (1, 2, 3, 5, 8, 11, 15, 16, 17, 24, 30, 31):
         for masks in ((), random_masks(k, k)):
             lift = make_lift(k, hidden, dtype, masks, (1 << k) // 3, 2.0, -1.0, False)
             ids = torch.randint(0, 1 << k, (2, 37), generator=generator)
@@ -99,15 +99,23 @@ def every_code_size(dtype, hidden):
 
 @needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_cpu_kernel_threads_at_every_code_size(dtype):
-    for call in every_code_size(dtype, 2056):  # above the size where threads start
+def test_cpu_kernel_threads_at_many_code_sizes(dtype):
+    for call in many_code_sizes(dtype, 2056):  # above the size where threads start
         assert_equal(functools.partial(fill_cpu, threads=2), call)
 
 
 @needs_compiler
+@pytest.mark.parametrize("k", [16, 17])
+def test_cpu_kernel_on_an_output_larger_than_the_caches(k):
+    lift = make_lift(k, 2048, torch.float32, random_masks(k, 1), 9, 2.0, -1.0, False)
+    ids = torch.randint(0, 1 << k, (4, 1700), generator=torch.Generator().manual_seed(3))
+    assert_equal(functools.partial(fill_cpu, threads=2), Call(ids, lift, 0, 1700))  # 53 MiB
+
+
+@needs_compiler
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_cuda_source_at_every_code_size(dtype):
-    for call in every_code_size(dtype, 2056):
+def test_cuda_source_at_many_code_sizes(dtype):
+    for call in many_code_sizes(dtype, 2056):
         assert_equal(functools.partial(emulate_fill, warps=7), call)
 
 

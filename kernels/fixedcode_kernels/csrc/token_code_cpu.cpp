@@ -3,10 +3,36 @@
 #include "token_code.h"
 
 #include <string.h>
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
 
 namespace {
 
 constexpr size_t kVectorBytes = 64;
+constexpr size_t kBytesPastCaches = 48u << 20;
+
+// Store 64 aligned bytes past the caches: an output larger than them would only push itself out, and
+// a plain store reads each line before it writes it.
+template <typename V>
+inline void stream(char* to, const V& value) {
+#if defined(__AVX512F__)
+  _mm512_stream_si512((__m512i*)to, (__m512i)value);
+#elif defined(__AVX__)
+  __m256i halves[2];
+  memcpy(halves, &value, kVectorBytes);
+  _mm256_stream_si256((__m256i*)to, halves[0]);
+  _mm256_stream_si256((__m256i*)to + 1, halves[1]);
+#else
+  memcpy(to, &value, kVectorBytes);
+#endif
+}
+
+inline void end_stream() {
+#if defined(__AVX__)
+  _mm_sfence();
+#endif
+}
 
 template <typename T>
 struct Vector {
@@ -17,8 +43,9 @@ struct Vector {
 template <typename T>
 class RowWriter {
  public:
-  explicit RowWriter(const fc_code& code)
+  RowWriter(const fc_code& code, bool past_caches)
       : code_(code), low_((T)code.low), delta_((T)(code.low ^ code.high)) {
+    past_caches_ = past_caches && (size_t)code.hidden * sizeof(T) % kVectorBytes == 0;
     // K divides the lanes of a vector: the whole row is one vector, repeated.
     whole_vector_ = !code.group && Vector<T>::lanes % code.num_bits == 0 &&
                     code.num_bits <= 8 * sizeof(T);
@@ -44,6 +71,10 @@ class RowWriter {
     const V pattern = (chosen & delta_) ^ low_;
     size_t left = (size_t)code_.hidden * sizeof(T);
     char* to = (char*)out;
+    if (past_caches_) {
+      for (; left; left -= kVectorBytes, to += kVectorBytes) stream(to, pattern);
+      return;
+    }
     for (; left >= 4 * kVectorBytes; left -= 4 * kVectorBytes, to += 4 * kVectorBytes)
       for (size_t i = 0; i < 4; ++i) memcpy(to + i * kVectorBytes, &pattern, kVectorBytes);
     for (; left >= kVectorBytes; left -= kVectorBytes, to += kVectorBytes)
@@ -73,15 +104,18 @@ class RowWriter {
   const fc_code& code_;
   T low_, delta_;
   V select_ = {};
-  bool whole_vector_;
+  bool whole_vector_, past_caches_;
 };
 
 template <typename T>
 void fill_rows(const fc_code& code, const fc_call& call, uint32_t first, uint32_t last) {
-  const RowWriter<T> write(code);
+  const size_t bytes = (size_t)call.rows * code.hidden * sizeof(T);
+  const bool past_caches = bytes >= kBytesPastCaches && (uintptr_t)call.out % kVectorBytes == 0;
+  const RowWriter<T> write(code, past_caches);
   T* out = (T*)call.out + (size_t)first * code.hidden;
   for (uint32_t row = first; row < last; ++row, out += code.hidden)
     write(out, fc_encode(code, fc_load_id(call, row)));
+  if (past_caches) end_stream();
 }
 
 void fill_range(const fc_code& code, const fc_call& call, uint32_t first, uint32_t last) {
