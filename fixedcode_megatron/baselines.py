@@ -61,6 +61,35 @@ def baseline_losses(train: Tokens, valid: Tokens, vocab_size: int) -> Baselines:
     )
 
 
+def prediction_losses(
+    train: Tokens, contexts: Tokens, targets: Tokens, vocab_size: int
+) -> Baselines:
+    """The same two losses over predictions in any order, such as those of a shuffled split.
+
+    Parameters
+    ----------
+    train : integer array [n] with n >= 2
+        As in `baseline_losses`.
+    contexts, targets : integer arrays [m] with m >= 1
+        The token before each prediction, and the token to predict.
+    vocab_size : int
+
+    Raises
+    ------
+    UserError
+        If the training stream is too short or holds an id out of range.
+    """
+    assert contexts.shape == targets.shape and targets.ndim == 1 and len(targets)
+    unigram = (_count_tokens(train, vocab_size, "training") + 1) / (len(train) + vocab_size)
+    wanted = contexts.astype(np.int64) * vocab_size + targets
+    pairs, pair_counts = np.unique(wanted, return_counts=True)
+    log_bigram = np.log(_bigram_probabilities(train, unigram, pairs, vocab_size))
+    return Baselines(
+        unigram=float(-np.log(unigram)[targets].mean()),
+        bigram=float(-(pair_counts @ log_bigram) / len(targets)),
+    )
+
+
 def _bigram_probabilities(
     train: Tokens, unigram: npt.NDArray[np.float64], pairs: npt.NDArray[np.int64], vocab_size: int
 ) -> npt.NDArray[np.float64]:

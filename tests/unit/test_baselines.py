@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fixedcode_megatron import baselines
-from fixedcode_megatron.baselines import baseline_losses
+from fixedcode_megatron.baselines import baseline_losses, prediction_losses
 from fixedcode_megatron.errors import UserError
 
 TRAIN = np.array([0, 1, 0, 1, 2, 0], dtype=np.uint16)
@@ -44,6 +44,13 @@ def test_losses_worked_out_by_hand():
     assert losses.bigram == pytest.approx(math.log(6))
     assert baseline_losses(TRAIN, np.array([1, 0]), 3).bigram == pytest.approx(math.log(24 / 11))
     assert baseline_losses(TRAIN, np.array([2, 0]), 3).bigram == pytest.approx(math.log(12 / 7))
+
+
+def test_predictions_in_any_order():
+    # The pairs 0->1, 1->2, 2->0 and 0->1 again, from no one stream.
+    losses = prediction_losses(TRAIN, np.array([2, 0, 1, 0]), np.array([0, 1, 2, 1]), 3)
+    assert losses.unigram == pytest.approx(-math.log(4 / 9 * 3 / 9 * 2 / 9 * 3 / 9) / 4)
+    assert losses.bigram == pytest.approx(-math.log(7 / 12 * 3 / 4 * 7 / 24 * 3 / 4) / 4)
 
 
 def test_a_context_never_seen_falls_back_to_the_unigram():
