@@ -93,7 +93,8 @@ def load_tokenizer(cfg: RunConfig) -> Tokenizer:
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     data = cfg.data
-    if data.tokenizer_type is None and data.tokenizer_model is None:
+    unnamed = data.tokenizer_type is None and data.tokenizer_model is None
+    if unnamed or data.tokenizer_type == "NullTokenizer":
         if cfg.model.vocab_size is None:
             raise UserError("give --tokenizer-model, or --vocab-size (the number of token ids)")
         return build_tokenizer("NullTokenizer", vocab_size=cfg.model.vocab_size - 1)
@@ -185,12 +186,11 @@ def _write_config(cfg: RunConfig, is_logging_rank: bool) -> None:
 
 
 def _count_parameters(cfg: RunConfig) -> int:
+    from fixedcode_megatron.config.derive import on_one_rank
     from fixedcode_megatron.model.count import count_parameters
     from fixedcode_megatron.model.gpt import Vocabulary
 
-    for name in ("tensor_model_parallel_size", "pipeline_model_parallel_size"):
-        cfg.set(name, 1)
-    cfg.set("virtual_pipeline_model_parallel_size", None)
+    on_one_rank(cfg)
     run_time.initialize_single(cfg)
     size = cfg.model.vocab_size or load_tokenizer(cfg).vocab_size
     divisor = cfg.model.make_vocab_size_divisible_by
@@ -202,7 +202,9 @@ def _configure_logging() -> None:
     """Messages of rank 0, warnings of every rank, and the run's own log lines; all on stdout."""
     rank = int(os.environ.get("RANK", "0"))
     logging.basicConfig(
-        format="%(message)s", level=logging.INFO if rank == 0 else logging.WARNING, stream=sys.stdout
+        format="%(message)s",
+        level=logging.INFO if rank == 0 else logging.WARNING,
+        stream=sys.stdout,
     )
     logging.getLogger("fixedcode_megatron.log").setLevel(logging.INFO)
     logging.getLogger("megatron").setLevel(logging.ERROR)

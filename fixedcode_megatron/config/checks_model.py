@@ -172,7 +172,7 @@ def widths(cfg: RunConfig) -> list[str]:
             f"--num-query-groups {groups}: {heads} heads % {groups} = {heads % groups}; use a "
             f"number among {divisors(heads)}"
         )
-    elif groups % tp and tp % groups:
+    elif groups != heads and groups % tp and tp % groups:
         problems.append(
             f"--num-query-groups {groups} over --tensor-model-parallel-size {tp}: one must divide "
             "the other"

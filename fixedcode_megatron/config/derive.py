@@ -82,3 +82,29 @@ def _training(cfg: RunConfig, world_size: int) -> None:
         cfg.set("min_lr", 0.0)
     if cfg.transformer.bf16 and "grad_reduce_in_fp32" not in cfg.given:
         cfg.set("grad_reduce_in_fp32", True)  # as Megatron-LM: BF16 gradients add up in FP32
+
+
+_ONE_RANK = {
+    "tensor_model_parallel_size": 1,
+    "pipeline_model_parallel_size": 1,
+    "virtual_pipeline_model_parallel_size": None,
+    "context_parallel_size": 1,
+    "sequence_parallel": False,
+    "num_layers_in_first_pipeline_stage": None,
+    "num_layers_in_last_pipeline_stage": None,
+    "account_for_embedding_in_pipeline_split": False,
+    "account_for_loss_in_pipeline_split": False,
+    "pipeline_model_parallel_layout": None,
+    "overlap_p2p_comm": False,
+    "overlap_p2p_comm_warmup_flush": False,
+    "batch_p2p_comm": True,
+    "defer_embedding_wgrad_compute": False,
+    "tp_comm_overlap": False,
+    "num_distributed_optimizer_instances": 1,
+}
+
+
+def on_one_rank(cfg: RunConfig) -> None:
+    """Change the layout to a single rank, to build the whole model in one process."""
+    for name, value in _ONE_RANK.items():
+        cfg.set(name, value)

@@ -10,6 +10,7 @@ from megatron.core.optimizer import OptimizerConfig
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from fixedcode_megatron.config import availability, parse_args
+from fixedcode_megatron.config.derive import on_one_rank
 from fixedcode_megatron.config.docstrings import field_docs
 from fixedcode_megatron.config.megatron_fields import (
     AUTO,
@@ -101,6 +102,19 @@ def test_fusions_are_off_where_they_cannot_be_on(monkeypatch):
 def test_derived_values_can_be_overridden():
     cfg = parse_args(MINIMAL)
     assert transformer_config(cfg, num_layers=7, pipeline_dtype=torch.float16).num_layers == 7
+
+
+def test_the_whole_model_of_any_layout_fits_one_rank():
+    layout = [
+        *("--tensor-model-parallel-size=2", "--pipeline-model-parallel-size=2"),
+        *("--virtual-pipeline-model-parallel-size=2", "--num-layers=4", "--sequence-parallel"),
+        "--global-batch-size=2",
+    ]
+    cfg = parse_args([*MINIMAL, *layout], world_size=4)
+    on_one_rank(cfg)
+    t = transformer_config(cfg)  # megatron-core refuses sequence parallel at TP 1, for one
+    assert t.tensor_model_parallel_size == t.pipeline_model_parallel_size == 1
+    assert t.virtual_pipeline_model_parallel_size is None
 
 
 def test_optimizer_state_types_by_name():
