@@ -1,0 +1,176 @@
+"""`tools/quickstart.py`: data, three trainings, one comparison; interrupted, it continues."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fixedcode_megatron import __version__, runtime
+from fixedcode_megatron.data.files import write_text_whole
+from fixedcode_megatron.data.recipes import prepare_python_library
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.quickstart.metrics import History, read_history
+from fixedcode_megatron.quickstart.plan import (
+    DEFAULT_RUN_DIR,
+    Job,
+    plan_jobs,
+    refuse_changed_flags,
+    uses_own_data,
+)
+from fixedcode_megatron.quickstart.progress import TrainingView, clock
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.quickstart.report import Report
+
+_EXPLANATIONS = {
+    "learned": "a trained table has a row for each token",
+    "binary": "the bits of the token's id, no parameters",
+    "gf2": "those bits recoded by an invertible matrix, no parameters",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the quickstart.
+
+    Returns
+    -------
+    int
+        0 when the report is written, 2 after a mistake, 128 + its number after a signal.
+    """
+    own, extra = _parser().parse_known_args(argv)
+    _configure_output()
+    from fixedcode_megatron.quickstart.training import Interrupted
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        quickstart(own.run_dir, extra)
+    except UserError as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return 2
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print("\nstopped: run the same command again to continue", flush=True)
+        return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
+    finally:
+        runtime.shutdown()
+    return 0
+
+
+def quickstart(run_dir: str, extra: Sequence[str]) -> None:
+    """Prepare the data, train what is not trained yet, and write the report."""
+    started = time.monotonic()
+    jobs = plan_jobs(run_dir, extra)
+    for job in jobs:
+        refuse_changed_flags(job)
+    if uses_own_data(jobs[0], run_dir):
+        print("Data: Python's own documentation and library, made once per run folder", flush=True)
+        vocab_size = jobs[0].cfg.model.vocab_size or 4096
+        data = prepare_python_library(
+            Path(run_dir) / "data", vocab_size, progress=sys.stderr.isatty()
+        )
+        print(f"  {data.documents:,} documents, {data.tokens:,} tokens, V = {data.vocab_size:,}")
+    _train_all(jobs)
+    print("Comparing the three models ...", flush=True)
+    report, histories = _measure(jobs)
+    _write(Path(run_dir), report, histories, jobs[0])
+    print(f"Everything is in {run_dir}: report.md, report.json, curves.png, and a folder per model")
+    print(f"({clock(time.monotonic() - started)} minutes this time)")
+
+
+def _train_all(jobs: Sequence[Job]) -> None:
+    from fixedcode_megatron.quickstart.training import is_finished, train, trained_iterations
+
+    todo = [job for job in jobs if not is_finished(job)]
+    left = sum(max(0, job.train_iters - trained_iterations(job)) for job in todo)
+    view = TrainingView(sys.stdout, left)
+    for number, job in enumerate(jobs, start=1):
+        title = f"[{number}/{len(jobs)}] {job.interface}"
+        print(f"{title}: {_EXPLANATIONS[job.interface]}", flush=True)
+        if job in todo:
+            train(job, title, view)
+        else:
+            print(f"  trained already ({job.folder}), nothing to do")
+
+
+def _measure(jobs: Sequence[Job]) -> tuple[Report, dict[str, History]]:
+    from fixedcode_megatron.quickstart import analyse
+    from fixedcode_megatron.quickstart.report import Report
+
+    histories = {job.interface: read_history(job.folder / "metrics.jsonl") for job in jobs}
+    checksums = {name: history.data_checksum for name, history in histories.items()}
+    if len(set(checksums.values())) != 1:
+        raise UserError(
+            f"the models have not read the same samples (checksums {checksums}): delete "
+            f"{jobs[0].folder.parent} and start anew"
+        )
+    baselines, evaluated = analyse.counting_baselines(jobs[0])
+    started = runtime.initialize(jobs[0].cfg)
+    models = []
+    for job in jobs:
+        print(f"  {job.interface}", flush=True)
+        models.append(analyse.analyse(job, histories[job.interface], started))
+    report = Report(
+        models=models,
+        baselines=baselines,
+        evaluated_tokens=evaluated,
+        commands=[job.command_text for job in jobs],
+        versions=_versions(started.device_name),
+    )
+    return report, histories
+
+
+def _write(run_dir: Path, report: Report, histories: dict[str, History], job: Job) -> None:
+    from fixedcode_megatron.quickstart.curves import draw_curves
+    from fixedcode_megatron.quickstart.report import to_markdown, to_text
+
+    training = job.cfg.training
+    assert training.global_batch_size is not None
+    tokens = training.global_batch_size * job.cfg.model.seq_length
+    drawn = draw_curves(run_dir / "curves.png", histories, tokens, report.baselines)
+    if not drawn:
+        print("no curves.png: matplotlib is missing (pip install 'fixedcode-megatron[plots]')")
+    write_text_whole(run_dir / "report.md", to_markdown(report, with_curves=drawn))
+    write_text_whole(run_dir / "report.json", json.dumps(report.to_dict(), indent=1) + "\n")
+    print(f"\n{to_text(report)}\n")
+
+
+def _versions(device: str) -> dict[str, str]:
+    import megatron.core
+    import torch
+
+    return {
+        "fixedcode-megatron": __version__,
+        "megatron-core": megatron.core.__version__,
+        "torch": torch.__version__,
+        "Python": platform.python_version(),
+        "device": f"{device}, {len(os.sched_getaffinity(0))} CPUs, {platform.machine()}",
+    }
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        allow_abbrev=False,
+        description="Train a small model with each input interface (learned, binary, gf2) on text "
+        "that every Python brings along, and compare them. Needs no GPU. Interrupted with Ctrl-C, "
+        "the same command continues.",
+        epilog="Every other flag goes to the training program, such as --train-iters 100 or "
+        "--num-layers 2 (python -m fixedcode_megatron.pretrain --help lists them).",
+    )
+    parser.add_argument("--run-dir", default=DEFAULT_RUN_DIR, help="folder for all results")
+    return parser
+
+
+def _configure_output() -> None:
+    """Messages on stdout; quiet about what megatron-core misses at import."""
+    logging.basicConfig(format="  %(message)s", level=logging.INFO, stream=sys.stdout)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
