@@ -113,29 +113,27 @@ def _plan(lift: Lift) -> tuple[dict[str, object], tuple[int, int], torch.dtype]:
     return plan, runtime_values(lift), torch.int32 if packed else torch.int16
 
 
-def launch(ids: Tensor, out: Tensor, lift: Lift, seq_start: int, **overrides: object) -> None:
-    """Start the kernel on the current device and stream; `overrides` change its constants."""
+def arguments(
+    ids: Tensor, out: Tensor, lift: Lift, seq_start: int
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    """Return the kernel's positional arguments and its compile-time constants for one call."""
     positions, batch, _ = out.shape
     rows = positions * batch
     check_rows(rows)
     plan, (low, delta), word_type = _plan(lift)
+    stride_b, stride_s = ids.stride()
+    words = out.view(word_type)
+    return (ids, words, low, delta, rows, batch, seq_start, stride_b, stride_s), plan
+
+
+def launch(ids: Tensor, out: Tensor, lift: Lift, seq_start: int, **overrides: object) -> None:
+    """Start the kernel on the current device and stream; `overrides` change its constants."""
+    positional, plan = arguments(ids, out, lift, seq_start)
     if overrides:
         plan = {**plan, **overrides}
+    rows = out.size(0) * out.size(1)
     grid = (triton.cdiv(rows, plan["BLOCK_ROWS"]),)
-    stride_b, stride_s = ids.stride()
-    token_code_kernel[grid](
-        ids,
-        out.view(word_type),
-        low,
-        delta,
-        rows,
-        batch,
-        seq_start,
-        stride_b,
-        stride_s,
-        **plan,
-        num_warps=NUM_WARPS,
-    )
+    token_code_kernel[grid](*positional, **plan, num_warps=NUM_WARPS)
 
 
 def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import importlib.util
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -139,20 +140,30 @@ def emulate_fill(call: Call, out: torch.Tensor, warps: int) -> None:
     )
 
 
+def copy_of_triton_backend(interpret: bool):
+    """Return the Triton backend's module, loaded anew: its kernel has a cache of its own.
+
+    With `interpret` its kernel runs in Triton's interpreter, on CPU tensors.
+    """
+    from triton import knobs
+
+    from fixedcode_kernels import triton_kernel
+
+    spec = importlib.util.spec_from_file_location("copy_of_triton_kernel", triton_kernel.__file__)
+    module = importlib.util.module_from_spec(spec)
+    with contextlib.ExitStack() as stack:
+        stack.callback(setattr, knobs.runtime, "interpret", knobs.runtime.interpret)
+        knobs.runtime.interpret = interpret
+        sys.modules[spec.name] = module  # Triton looks a kernel's module up by name
+        stack.callback(sys.modules.pop, spec.name)
+        spec.loader.exec_module(module)
+    return module
+
+
 @functools.cache
 def interpreted_triton():
     """Return the Triton backend's module with its kernel in Triton's interpreter, or None."""
     try:
-        from triton import knobs
-
-        from fixedcode_kernels import triton_kernel
+        return copy_of_triton_backend(interpret=True)
     except ImportError:
         return None
-    path = triton_kernel.__file__
-    spec = importlib.util.spec_from_file_location("interpreted_triton_kernel", path)
-    module = importlib.util.module_from_spec(spec)
-    with contextlib.ExitStack() as stack:
-        stack.callback(setattr, knobs.runtime, "interpret", knobs.runtime.interpret)
-        knobs.runtime.interpret = True
-        spec.loader.exec_module(module)
-    return module

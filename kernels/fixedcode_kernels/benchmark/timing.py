@@ -94,5 +94,5 @@ def outputs_beyond_cache(
 ) -> list[torch.Tensor]:
     """Return outputs of one shape that together are larger than twice the cache."""
     one = dtype.itemsize * torch.Size(shape).numel()
-    count = max(2, 2 * cache_bytes // one)
+    count = max(2, -(-2 * cache_bytes // one))
     return [torch.zeros(shape, dtype=dtype, device=device) for _ in range(count)]

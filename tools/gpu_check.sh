@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Proves and times the token-code kernels on this machine's GPU, and prints a short table last.
+# One command, under 8 minutes:  bash tools/gpu_check.sh [RESULTS.csv]
+# PYTHON chooses the interpreter (its torch must see the GPU); nothing needs to be installed.
+# DEVICE=cpu rehearses the script on a machine without a GPU.
+set -uo pipefail
+cd "$(dirname "$0")/.." || exit 1
+python=${PYTHON:-python3}
+results=${1:-${TMPDIR:-/tmp}/fixedcode_gpu_$(date +%Y%m%d_%H%M%S).csv}
+checks=$(mktemp)
+trap 'rm -f "$checks"' EXIT
+export PYTHONPATH="$PWD/kernels:$PWD${PYTHONPATH:+:$PYTHONPATH}" PYTHONUNBUFFERED=1
+
+device=${DEVICE:-cuda}
+if [ "$device" = cuda ] &&
+    ! "$python" -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then
+    echo "gpu_check: $python has no torch that sees a GPU (set PYTHON to one that does)" >&2
+    exit 1
+fi
+status=0
+timeout 240 "$python" -m fixedcode_kernels.check --device "$device" | tee "$checks" || status=1
+timeout 200 "$python" -W ignore -m fixedcode_kernels.benchmark --seconds 8 --device "$device" \
+    --tokens 2048 8192 32768 --csv "$results" || status=1
+
+echo
+echo "== gpu_check, $(date -u +%Y-%m-%d) =="
+grep -E '  (ok|FAILED.*)$' "$checks" || echo "no check ran"
+"$python" - "$results" <<'PY' || status=1
+import csv, sys
+rows = list(csv.DictReader(open(sys.argv[1], newline="")))
+print(f"{rows[0]['device']}, torch {rows[0]['torch']}, triton {rows[0]['triton'] or 'none'}")
+print(f"{'':64s}{'dtype':>9s}{'tokens':>8s}{'best us':>9s}{'GB/s':>7s}{'x fill':>8s}")
+for row in rows:
+    if not row["best_ms"]:
+        print(f"{row['what']:64s}{row['dtype']:>9s}{'1':>8s}{float(row['ms']) * 1e3:9.1f}")
+        continue
+    print(
+        f"{row['what']:64s}{row['dtype']:>9s}{row['tokens']:>8s}"
+        f"{float(row['best_ms']) * 1e3:9.1f}{float(row['gb_per_s']):7.0f}{row['times_fill']:>8s}"
+    )
+PY
+echo "results: $results"
+if [ "$status" = 0 ]; then echo "gpu_check: passed"; else echo "gpu_check: FAILED"; fi
+exit "$status"
