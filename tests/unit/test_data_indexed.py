@@ -58,7 +58,7 @@ def test_same_bytes_as_megatron_core_and_read_by_it(tmp_path, dtype):
 
 
 def test_pointers_across_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr("fixedcode_megatron.data.indexed._CHUNK", 3)
+    monkeypatch.setattr("fixedcode_megatron.data.indexed_writer._CHUNK", 3)
     lengths = [4, 1, 2, 9, 3, 5, 7]
     with IndexedDatasetWriter(tmp_path / "d", np.int32) as writer:
         writer.add_documents(np.arange(31), np.array(lengths))
