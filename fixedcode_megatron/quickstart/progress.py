@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import time
 from typing import TextIO
 
@@ -28,7 +29,7 @@ class TrainingView:
         self._stream = stream
         self._live = stream.isatty()
         self._left = total_iterations
-        self._done_before = 0.0  # seconds and iterations of the models before this one
+        self._done_before = 0.0  # seconds that the models before this one took
         self._iterations_before = 0
         self._width = 0
 
@@ -37,19 +38,19 @@ class TrainingView:
         self._title, self._first, self._end = title, done, train_iters
         self._iteration = done
         self._started = time.monotonic()
-        self._numbers = "starting"
-        self._validation = ""
+        self._loss = self._validation = self._speed = ""
         self._write(self._line(), stays=not self._live)
 
     def feed(self, line: str) -> bool:
         """Take one line of the training log; returns whether it was about progress."""
         if found := _STEP.search(line):
             self._iteration = int(found[1])
-            self._numbers = f"training loss {float(found[2]):.3f}, {float(found[3]):,.0f} tokens/s"
+            self._loss = f"loss {float(found[2]):.3f}"
+            self._speed = f"{float(found[3]):,.0f} tokens/s"
             self._write(self._line())
         elif found := _EVALUATION.search(line):
             self._iteration = int(found[1])
-            self._validation = f", validation loss {float(found[2]):.3f}"
+            self._validation = f"validation {float(found[2]):.3f}"
             self._write(self._line(), stays=True)
         return found is not None
 
@@ -62,18 +63,20 @@ class TrainingView:
 
     def _line(self) -> str:
         seconds = time.monotonic() - self._started
-        text = f"  {self._title}  iteration {self._iteration:>4}/{self._end}  {self._numbers}"
-        text += f"{self._validation}  [{clock(seconds)}"
         iterations = self._iterations_before + self._iteration - self._first
+        times = f"{clock(seconds)} so far"
         if self._iteration > self._first:
             pace = (self._done_before + seconds) / iterations
             left = clock(pace * (self._end - self._iteration))
-            every = clock(pace * max(0, self._left - iterations))
-            text += f", {left} left for this model, {every} for all"
-        return text + "]"
+            times += f", {left} left ({clock(pace * max(0, self._left - iterations))} for all)"
+        numbers = filter(None, (self._loss, self._validation, self._speed))
+        place = f"{self._title} {self._iteration:>4}/{self._end}"
+        return " | ".join(["  " + place, times, *numbers])
 
     def _write(self, text: str, *, stays: bool = False) -> None:
         if self._live:
+            # A line that wraps could not be written over.
+            text = text[: shutil.get_terminal_size().columns - 1]
             self._stream.write("\r" + text.ljust(self._width) + ("\n" if stays else ""))
             self._width = 0 if stays else len(text)
         elif stays:

@@ -13,10 +13,10 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from fixedcode_megatron import __version__, runtime
-from fixedcode_megatron.data.files import write_text_whole
+from fixedcode_megatron.data.files import open_claimed, write_text_whole
 from fixedcode_megatron.data.recipes import prepare_python_library
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.quickstart.metrics import History, read_history
@@ -67,8 +67,17 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def quickstart(run_dir: str, extra: Sequence[str]) -> None:
     """Prepare the data, train what is not trained yet, and write the report."""
-    started = time.monotonic()
     jobs = plan_jobs(run_dir, extra)
+    Path(run_dir).mkdir(parents=True, exist_ok=True)
+    lock = open_claimed(Path(run_dir) / ".quickstart.lock")
+    if lock is None:
+        raise UserError(f"another quickstart works in {run_dir}: wait for it, or give --run-dir")
+    with lock:
+        _run(jobs, run_dir, lock)
+
+
+def _run(jobs: Sequence[Job], run_dir: str, lock: IO[bytes]) -> None:
+    started = time.monotonic()
     for job in jobs:
         refuse_changed_flags(job)
     if uses_own_data(jobs[0], run_dir):
@@ -78,7 +87,7 @@ def quickstart(run_dir: str, extra: Sequence[str]) -> None:
             Path(run_dir) / "data", vocab_size, progress=sys.stderr.isatty()
         )
         print(f"  {data.documents:,} documents, {data.tokens:,} tokens, V = {data.vocab_size:,}")
-    _train_all(jobs)
+    _train_all(jobs, lock)
     print("Comparing the three models ...", flush=True)
     report, histories = _measure(jobs)
     _write(Path(run_dir), report, histories, jobs[0])
@@ -86,7 +95,7 @@ def quickstart(run_dir: str, extra: Sequence[str]) -> None:
     print(f"({clock(time.monotonic() - started)} minutes this time)")
 
 
-def _train_all(jobs: Sequence[Job]) -> None:
+def _train_all(jobs: Sequence[Job], lock: IO[bytes]) -> None:
     from fixedcode_megatron.quickstart.training import is_finished, train, trained_iterations
 
     todo = [job for job in jobs if not is_finished(job)]
@@ -96,7 +105,7 @@ def _train_all(jobs: Sequence[Job]) -> None:
         title = f"[{number}/{len(jobs)}] {job.interface}"
         print(f"{title}: {_EXPLANATIONS[job.interface]}", flush=True)
         if job in todo:
-            train(job, title, view)
+            train(job, title, view, lock)
         else:
             print(f"  trained already ({job.folder}), nothing to do")
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 from collections import deque
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.quickstart.metrics import read_history
@@ -37,8 +38,16 @@ def is_finished(job: Job) -> bool:
     return trained_iterations(job) >= job.train_iters and history.has_ended(job.train_iters)
 
 
-def train(job: Job, title: str, view: TrainingView) -> None:
+def train(job: Job, title: str, view: TrainingView, lock: IO[bytes]) -> None:
     """Train a job to its end, continuing from its newest checkpoint.
+
+    Parameters
+    ----------
+    title, view
+        Where and under which name to show progress.
+    lock
+        The claim on the run folder. The training program holds it too, so that nobody starts a
+        second one beside it should this program be killed.
 
     Raises
     ------
@@ -63,6 +72,7 @@ def train(job: Job, title: str, view: TrainingView) -> None:
             text=True,
             errors="replace",
             process_group=0,
+            pass_fds=(lock.fileno(),),
         ) as process,
         log_path.open("a", encoding="utf-8") as log,
     ):
@@ -113,6 +123,9 @@ class SignalRelay:
             self._send(self.received)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        if not self.received:
+            # Not print: the signal may have come in the middle of one.
+            os.write(1, b"\n  stopping: a checkpoint is saved first\n")
         self.received = self.received or number
         self._send(number)
 
