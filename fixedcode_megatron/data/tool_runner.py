@@ -1,0 +1,44 @@
+"""Run a data tool as a program: mistakes become one line, signals a clean end."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+
+from fixedcode_megatron.errors import UserError
+
+
+def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
+    """Run `work` and return an exit status: its own, or 1 with one line for a mistake.
+
+    SIGTERM ends through the same clean-up as Ctrl-C, so no temporary file stays behind.
+
+    Parameters
+    ----------
+    writes
+        Whether to say, when it fails, that no output was left.
+    """
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    nothing = "; nothing was left at the output prefix" if writes else ""
+
+    def terminate(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, terminate)
+    try:
+        return work() or 0
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:  # `inspect ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        print(f"error: {error}{nothing}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"interrupted{nothing}", file=sys.stderr)
+        return 130
