@@ -46,7 +46,7 @@ def merge(
     dtype: str = "same",
     overwrite: bool = False,
     mixed_tokenizers: bool = False,
-    on_bytes: Callable[[int], None] = lambda _: None,
+    on_bytes: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Write the documents of all datasets, in this order, as one dataset.
 
@@ -131,11 +131,12 @@ def _inspect(prefix: str) -> _Shard:
 def _section(shard: _Shard, name: str) -> Iterator[np.ndarray]:
     """Read one array of an `.idx` in chunks: "lengths", "ends" or "modes"."""
     sequences, ends = shard.header.sequences, shard.header.ends
-    offset, count, kind = {
-        "lengths": (0, sequences, np.dtype("<i4")),
-        "ends": (12 * sequences, ends, np.dtype("<i8")),
-        "modes": (12 * sequences + 8 * ends, sequences, np.dtype("i1")),
+    offset, count, code = {
+        "lengths": (0, sequences, "<i4"),
+        "ends": (12 * sequences, ends, "<i8"),
+        "modes": (12 * sequences + 8 * ends, sequences, "i1"),
     }[name]
+    kind = np.dtype(code)
     with open(idx_path(shard.prefix), "rb") as stream:
         stream.seek(HEADER.size + offset)
         while count:
@@ -203,7 +204,7 @@ def _refuse_full_disk(shards: Sequence[_Shard], output_prefix: str, token_bytes:
 
 
 def _copy_tokens(
-    shard: _Shard, kind: np.dtype, output: IO[bytes], on_bytes: Callable[[int], None]
+    shard: _Shard, kind: np.dtype, output: IO[bytes], on_bytes: Callable[[int], object]
 ) -> int:
     """Append a shard's ids, converted; returns the largest."""
     largest, smallest = -1, 0
