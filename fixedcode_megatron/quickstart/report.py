@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -19,6 +20,10 @@ from fixedcode_megatron.quickstart.analyse import (
 HEADER = (
     "input interface", "input parameters", "trainable parameters", "optimizer bytes",
     "validation loss", "perplexity", "nats below unigram", "tokens/s",
+)  # fmt: skip
+SHORT_HEADER = (
+    "interface", "input params", "all params", "optimizer B", "val. loss", "PPL", "below unigram",
+    "tokens/s",
 )  # fmt: skip
 
 
@@ -97,7 +102,7 @@ def model_rows(report: Report) -> list[tuple[str, ...]]:
         for m in report.models
     ]
     unigram, bigram = report.baselines.unigram, report.baselines.bigram
-    for name, loss in (("unigram baseline", unigram), ("bigram baseline", bigram)):
+    for name, loss in (("(unigram)", unigram), ("(bigram)", bigram)):
         figures = (f"{loss:.3f}", f"{math.exp(loss):,.1f}", f"{unigram - loss:.3f}")
         rows.append((name, "", "", "", *figures, ""))
     return rows
@@ -156,10 +161,14 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def to_text(report: Report) -> str:
     """What the terminal shows at the end."""
-    parts = [text_table(HEADER, model_rows(report)), text_table(*bit_rows(report))]
+    parts = [text_table(SHORT_HEADER, model_rows(report))]
+    parts += ["Rise of the validation loss:", text_table(*bit_rows(report))]
     parts.append("\n".join(bit_sentences(report)))
-    parts += [f"[{m.interface}] {PROMPT}{m.sample}" for m in report.models]
-    return "\n\n".join([*parts, caveat(report)])
+    for m in report.models:
+        sample = textwrap.indent(PROMPT + m.sample, "    ")
+        parts.append(f"Text by {m.interface}:\n{sample}")
+    parts.append(textwrap.fill(caveat(report), 96))
+    return "\n\n".join(parts)
 
 
 def to_markdown(report: Report, *, with_curves: bool) -> str:

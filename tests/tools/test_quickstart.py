@@ -237,8 +237,8 @@ def test_arithmetic_of_the_report():
     assert model_rows(report) == [
         ("learned", "0", "1,000", "8,000", "2.000", "7.4", "2.500", "1,234"),
         ("binary", "0", "1,000", "8,000", "3.000", "20.1", "1.500", "1,234"),
-        ("unigram baseline", "", "", "", "4.500", "90.0", "0.000", ""),
-        ("bigram baseline", "", "", "", "2.500", "12.2", "2.000", ""),
+        ("(unigram)", "", "", "", "4.500", "90.0", "0.000", ""),
+        ("(bigram)", "", "", "", "2.500", "12.2", "2.000", ""),
     ]
     header, rows = bit_rows(report)
     assert header == ("code bit zeroed", "binary")
