@@ -19,7 +19,7 @@ from fixedcode_megatron.data.bpe import train_byte_level_bpe
 from fixedcode_megatron.data.datasets import build_datasets
 from fixedcode_megatron.data.files import open_claimed
 from fixedcode_megatron.data.indexed import IndexedDatasetReader, IndexedDatasetWriter
-from fixedcode_megatron.data.tokenizers import HuggingFaceTokenizer
+from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.quickstart import run
 from fixedcode_megatron.quickstart.ablation import losses_without_each_bit, zeroed_bit
@@ -53,7 +53,7 @@ def data_flags(tmp_path_factory):
     words = ["the function returns", "a list of names", "if it is given", "or raises ValueError"]
     texts = [" ".join(words[(i * k) % 4] for k in range(1, 12)) for i in range(40)]
     train_byte_level_bpe(texts, VOCAB_SIZE, folder / "tokenizer.json", progress=False)
-    ids = HuggingFaceTokenizer(str(folder)).encode_batch(texts)
+    ids = build_tokenizer("HuggingFaceTokenizer", str(folder)).encode_batch(texts)
     with IndexedDatasetWriter(folder / "corpus", "uint16") as writer:
         for document in ids:
             writer.add_document([*document, 0])
@@ -113,7 +113,7 @@ def test_baselines_are_those_of_the_evaluated_tokens(finished, data_flags):
     report = json.loads((folder / "report.json").read_text())
     assert report["evaluated_tokens"] == 3 * 4 * 16
     (job, *_) = plan_jobs(str(folder), [*MODEL, *data_flags])
-    tokenizer = HuggingFaceTokenizer(data_flags[3])
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", data_flags[3])
     _, valid, _ = build_datasets(
         job.cfg.data, tokenizer, seq_length=16, seed=job.cfg.training.seed, samples=(0, 12, 0)
     )
