@@ -20,7 +20,7 @@ from fixedcode_kernels.spec import Lift, bit_patterns, column_masks
 
 # Shipped configuration: 4 rows a program and one warp need the fewest instructions per store.
 BLOCK_ROWS = 4
-MAX_BLOCK_WORDS = 1024
+SMALLEST_BLOCK_WORDS = 128
 NUM_WARPS = 1
 RUNTIME_INTEGERS = ["low", "delta", "rows", "batch", "seq_start", "stride_b", "stride_s"]
 
@@ -60,11 +60,24 @@ def token_code_kernel(  # type: ignore[no-untyped-def]
     low = low.to(tl.uint32)
     delta = delta.to(tl.uint32)
     out_row = out_ptr + row.to(tl.int64)[:, None] * WORDS
+    # Under the tile lift a word's first element shows `column`; the code repeated once holds the
+    # next element's bit beside it, so that one shift fetches both.
+    code = code & ((1 << BITS) - 1)
+    repeated = (code | (code << BITS))[:, None]
+    column = (tl.arange(0, BLOCK_WORDS) * PER_WORD) % BITS
+    STEP: tl.constexpr = (BLOCK_WORDS * PER_WORD) % BITS
     for first in range(0, WORDS, BLOCK_WORDS):
         word = first + tl.arange(0, BLOCK_WORDS)
-        bits = _bits(code, word * PER_WORD, BITS, GROUP)
-        if PER_WORD == 2:
-            bits |= _bits(code, word * PER_WORD + 1, BITS, GROUP) << 16
+        if GROUP == 0:
+            bits = repeated >> column.to(tl.uint32)[None, :]
+            # 8001h copies bit 1 to bit 16: bits 0 and 16 are then those of the two elements
+            bits = ((bits & 3) * 0x8001) & 0x10001 if PER_WORD == 2 else bits & 1
+            if STEP != 0:
+                column = tl.where(column + STEP >= BITS, column + STEP - BITS, column + STEP)
+        else:
+            bits = _grouped_bit(code, word * PER_WORD, GROUP)
+            if PER_WORD == 2:
+                bits |= _grouped_bit(code, word * PER_WORD + 1, GROUP) << 16
         value = (bits * delta) ^ low
         mask = inside[:, None]
         if WORDS % BLOCK_WORDS != 0:
@@ -73,10 +86,21 @@ def token_code_kernel(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _bits(code, element, BITS: tl.constexpr, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return the bit that each element of each row shows, 0 or 1, uint32."""
-    column = element % BITS if GROUP == 0 else element // GROUP
-    return (code[:, None] >> column.to(tl.uint32)[None, :]) & 1
+def _grouped_bit(code, element, GROUP: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return the bit that each element of each row shows under the interleave lift, uint32."""
+    return (code[:, None] >> (element // GROUP).to(tl.uint32)[None, :]) & 1
+
+
+def _block_words(words: int) -> int:
+    """Return how many words of a row a program writes at once: a power of two.
+
+    The largest that leaves hardly a sixteenth of the work to words beyond the row; 128 words are
+    one 16-byte store per lane.
+    """
+    if words <= SMALLEST_BLOCK_WORDS:
+        return 1 << (words - 1).bit_length()
+    sizes = (1024, 512, 256, SMALLEST_BLOCK_WORDS)
+    return next((n for n in sizes if 16 * (-words % n) <= words), SMALLEST_BLOCK_WORDS)
 
 
 def constants(lift: Lift) -> dict[str, object]:
@@ -91,7 +115,7 @@ def constants(lift: Lift) -> dict[str, object]:
         "WORDS": words,
         "PER_WORD": per_word,
         "BLOCK_ROWS": BLOCK_ROWS,
-        "BLOCK_WORDS": min(MAX_BLOCK_WORDS, 1 << (words - 1).bit_length()),
+        "BLOCK_WORDS": _block_words(words),
     }
 
 

@@ -1,8 +1,10 @@
 """Executes the integer subset of PTX on CPU memory, all threads of a grid at once in numpy.
 
 What real hardware would let pass unseen stops the run here: an access outside the tensors given, a
-misaligned access, a write to a read-only tensor, a read of a register never written, a division by
-zero, a vote that not all of its lanes take part in, a loop without end. Bytes written are counted.
+misaligned access, a write to a read-only tensor, a predicate never written, a division by zero, a
+vote that not all of its lanes take part in, a loop without end. Bytes written are counted.
+Compilers may read other registers before they write them, where the value cannot matter: such
+registers hold noise.
 
 It proves what the PTX means, not what the assembler makes of it, nor memory ordering, nor speed.
 Threads that diverge are run lowest program counter first, so they meet again in structured code.
@@ -72,6 +74,7 @@ class Machine:
             "%laneid": (thread % WARP).astype(U64),
         }
         self.registers: dict[str, Values] = {}
+        self.noise = np.random.default_rng(1)
         waiting = {0: np.ones(self.threads, bool)}
         for _ in range(self.max_steps):
             if not waiting:
@@ -121,10 +124,14 @@ class Machine:
 
     def read(self, operand: str, kind: str) -> Values:
         """Return an operand as `kind`: uint64 zero-extended, or int64 for signed kinds."""
+        if kind == "pred" and operand.startswith("%"):
+            return self.predicate(operand)
         if operand in self.special:
             values = self.special[operand]
         elif operand.startswith("%"):
-            values = self.predicate(operand)
+            values = self.registers.get(operand)
+            if values is None:
+                values = self.noise.integers(0, 2**64, self.threads, dtype=U64)
         elif operand in self.entry.parameters:
             values = np.full(self.threads, self.entry.parameters[operand][0], U64)
         else:

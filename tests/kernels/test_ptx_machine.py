@@ -94,7 +94,8 @@ FAULTS = [
     ("st.global.u32 [%rd1+2], %r1;", "misaligned"),
     ("st.global.v4.u32 [%rd8+8], {%r1, %r1, %r1, %r1};", "misaligned"),
     ("st.global.u32 [%rd9], %r1;", "a write to in"),
-    ("add.s32 %r2, %r33, 1;", "read before it is written"),
+    ("selp.b32 %r2, 1, 2, %p9;", "read before it is written"),
+    ("@%p9 bra $end; $end:", "read before it is written"),
     ("div.u32 %r2, 1, %r1;", "division by zero"),
     ("$top: bra $top;", "does not end"),
     ("ld.param.u32 %r2, [k_param_1+8];", "outside the parameters"),
@@ -121,3 +122,8 @@ def test_counts_bytes_written_and_warp_instructions():
     assert run.machine.executed["st"] == 2  # two warps
     run("st.global.u8 [%rd8], %r1;")
     assert run.region.written[0] == 32  # every thread wrote the same byte
+
+
+def test_registers_never_written_hold_noise():
+    out = run("st.global.u32 [%rd1], %r33;")
+    assert len(set(out.tolist())) > 30
