@@ -59,7 +59,7 @@ class LengthCounts:
         return sorted(self._long)[rank - 1 - int(below[-1])]
 
     def bins(self) -> list[tuple[int, int, int]]:
-        """(lowest, highest, documents) for 0, 1, 2-3, 4-7 ..., from the first in use to the last."""
+        """(lowest, highest, documents) for 0, 1, 2-3, 4-7 ..., from the first to the last used."""
         longest = self.quantile(1.0)
         result = [(0, 0, self.empty)]
         low = 1

@@ -1,4 +1,4 @@
-"""Is a dataset whole, and does it fit the tokenizer? All problems are listed, not only the first."""
+"""Is a dataset whole, and does it fit the tokenizer? Every problem is listed, not one alone."""
 
 from __future__ import annotations
 
