@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 
 from fixedcode_megatron.data.blend import SPLITS, Blend, parse_blend, parse_split
+from fixedcode_megatron.data.index_format import MAX_SEQUENCES
 from fixedcode_megatron.data.indexed import IndexedDatasetReader
 from fixedcode_megatron.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 MAX_EPOCHS = 1_000_000
+MAX_DATASETS = 32_766
+"""megatron-core numbers the datasets of a blend in int16."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +103,14 @@ def _plan(
     flag: str,
 ) -> SplitPlan:
     parts, documents = [], []
+    if len(blend.prefixes) > MAX_DATASETS:
+        raise UserError(
+            f"{flag}: {len(blend.prefixes)} datasets, a blend can have {MAX_DATASETS}: merge some "
+            "with tools/merge_datasets.py"
+        )
     for prefix in blend.prefixes:
         lengths = IndexedDatasetReader(prefix).sequence_lengths
+        refuse_too_many_sequences(prefix, len(lengths))
         first, end = (round(bound * float(len(lengths))) for bound in bounds)
         tokens = int(lengths[first:end].sum(dtype=np.int64))
         parts.append(Part(prefix, first, end, tokens))
@@ -123,6 +132,15 @@ def _plan(
     for part, count in zip(parts, documents, strict=True):
         _refuse_too_few(name, part, count, wanted if repeats else None, seq_length, flag)
     return SplitPlan(name, tuple(parts), weights, wanted)
+
+
+def refuse_too_many_sequences(prefix: str, sequences: int) -> None:
+    """Refuse a dataset whose sequence numbers would wrap around in int32."""
+    if sequences > MAX_SEQUENCES:
+        raise UserError(
+            f"{prefix} has {sequences:,} sequences, training can number {MAX_SEQUENCES:,}: divide "
+            "it into several datasets and blend them"
+        )
 
 
 def _refuse_too_few(

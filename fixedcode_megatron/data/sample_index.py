@@ -148,7 +148,9 @@ class SampleIndex:
         self, part: Part, plan: SplitPlan, samples: int | None, config: GPTDatasetConfig
     ) -> TokenDataset:
         tokens = IndexedDataset(part.prefix, multimodal=False, mmap=config.mmap_bin_files)
-        documents = np.arange(part.first, part.end, dtype=np.int32)
+        # Only building looks at them, and each rank would hold 4 bytes per document.
+        end = part.first if config.path_to_cache else part.end
+        documents = np.arange(part.first, end, dtype=np.int32)
         return TokenDataset(tokens, part.prefix, documents, samples, Split[plan.name], config)
 
     def _config(self, plan: SplitPlan, cache: str) -> GPTDatasetConfig:

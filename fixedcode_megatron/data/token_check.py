@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 import numpy as np
 
-from fixedcode_megatron.data.indexed import IndexedDatasetReader, bin_path
+from fixedcode_megatron.data.indexed import IndexedDatasetReader
+from fixedcode_megatron.data.summary import read_summary
 from fixedcode_megatron.errors import UserError
 
 _SCAN_TOKENS = 200_000_000
@@ -40,14 +40,8 @@ def check_token_ids(prefixes: Sequence[str], vocab_size: int) -> None:
 
 def _summary_max(prefix: str) -> int | None:
     """`max_token_id` of the summary beside a dataset, if it describes this very file."""
-    token_file = bin_path(prefix)
-    try:
-        summary = json.loads(token_file.with_suffix(".json").read_text(encoding="utf-8"))
-        if summary["bin_bytes"] == token_file.stat().st_size:
-            return int(summary["max_token_id"])
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return None
+    known = (read_summary(prefix) or {}).get("max_token_id")
+    return known if isinstance(known, int) else None
 
 
 def _scanned_max(tokens: np.ndarray) -> int | None:

@@ -11,6 +11,7 @@ import torch
 
 from fixedcode_megatron.data.datasets import build_datasets
 from fixedcode_megatron.data.indexed import IndexedDatasetWriter, bin_path
+from fixedcode_megatron.data.plans import refuse_too_many_sequences
 from fixedcode_megatron.data.segments import attention_mask, positions, segment_ends
 from fixedcode_megatron.data.token_check import check_token_ids
 from fixedcode_megatron.errors import UserError
@@ -281,6 +282,41 @@ def test_cache_folder_that_cannot_be_written(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="--data-cache-path"):
         build(prefix, (4, 0, 0), data_cache_path=str(tmp_path / "file" / "cache"))
+
+
+@pytest.mark.parametrize(("epochs", "used"), [((1 << 31) - 1, "32"), (1 << 31, "64")])
+def test_documents_times_epochs_do_not_wrap(monkeypatch, epochs, used):
+    """The index that counts documents over all epochs is 64 bits wide from 2^31 on."""
+    from megatron.core.datasets import helpers
+
+    calls = []
+    for width in ("32", "64"):
+        monkeypatch.setattr(
+            helpers,
+            f"build_sample_idx_int{width}",
+            lambda *_, width=width: calls.append(width) or np.zeros((1, 2), np.int64),
+        )
+    documents = np.broadcast_to(np.int32(0), epochs)  # one document, takes no memory
+    helpers.build_sample_idx(np.array([5], np.int32), documents, 8, epochs, 5)
+    assert calls == [used]
+
+
+def test_more_sequences_than_int32_numbers_are_refused():
+    refuse_too_many_sequences("d", (1 << 31) - 1)
+    with pytest.raises(UserError, match=r"d has 2,147,483,648 sequences"):
+        refuse_too_many_sequences("d", 1 << 31)
+
+
+def test_more_datasets_than_int16_numbers_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("fixedcode_megatron.data.plans.MAX_DATASETS", 1)
+    a, b = many(tmp_path / "a", 3), many(tmp_path / "b", 3)
+    with pytest.raises(UserError, match=r"2 datasets, a blend can have 1: merge some"):
+        build([a, b], (4, 0, 0))
+
+
+def test_a_rank_that_loads_holds_no_list_of_documents(tmp_path):
+    dataset = build(many(tmp_path / "d"), (60, 0, 0))[0]
+    assert len(dataset.indices) == 0 and isinstance(dataset.document_index, np.memmap)
 
 
 def test_global_generators_are_not_touched(tmp_path):

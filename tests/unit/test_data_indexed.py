@@ -5,6 +5,7 @@ import struct
 import numpy as np
 import pytest
 
+from fixedcode_megatron.data.index_format import sequence_pointers
 from fixedcode_megatron.data.indexed import (
     IndexedDatasetReader,
     IndexedDatasetWriter,
@@ -145,3 +146,60 @@ def test_damaged_files_are_refused(tmp_path):
     (tmp_path / "d.idx").unlink()
     with pytest.raises(UserError, match=r"d\.idx does not exist"):
         IndexedDatasetReader(tmp_path / "d")
+
+
+def test_pointers_do_not_wrap_at_32_bits():
+    lengths = np.array([1 << 30, 1 << 30, 2], np.int32)
+    assert sequence_pointers(lengths, 2).tolist() == [0, 2147483648, 4294967296]
+    assert sequence_pointers(lengths, 4).tolist() == [0, 4294967296, 8589934592]
+    assert sequence_pointers(lengths[1:], 4, first=4294967296).tolist() == [4294967296, 8589934592]
+    assert sequence_pointers(lengths[:0], 4).tolist() == []
+
+
+def test_a_sequence_of_2_31_tokens_is_refused(tmp_path):
+    many = np.broadcast_to(np.uint16(1), (1 << 31) + 5)  # takes no memory
+    with IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer:
+        with pytest.raises(UserError, match="document of 2147483653 ids is longer"):
+            writer.add_document(many)
+        with pytest.raises(UserError, match="document of 2147483648 ids is longer"):
+            writer.add_documents(many, np.array([1 << 31, 5]))
+        writer.add_document([1])
+        writer.commit()
+    assert IndexedDatasetReader(tmp_path / "d").sequence_lengths.tolist() == [1]
+
+
+def test_modes_of_a_multimodal_dataset(tmp_path):
+    """As megatron-core writes them, with the modes that its builder fails to fill in."""
+    torch = pytest.importorskip("torch")
+    from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+
+    builder = IndexedDatasetBuilder(str(tmp_path / "theirs.bin"), np.int32, multimodal=True)
+    with IndexedDatasetWriter(tmp_path / "ours", np.int32, multimodal=True) as writer:
+        writer.add_document([1, 2], [2])
+        builder.add_document(torch.tensor([1, 2]), [2], [0])
+        writer.add_document([3, 4, 5], [1, 2], [0, 1])
+        builder.add_document(torch.tensor([3, 4, 5]), [1, 2], [0, 1])
+        writer.add_documents(np.array([6, 7]), np.array([1, 0, 1]))
+        for ids in ([6], [], [7]):
+            builder.add_document(
+                torch.tensor(ids, dtype=torch.int64), [1] * len(ids), [0] * len(ids)
+            )
+        with pytest.raises(ValueError, match="2 modes for 1 sequences"):
+            writer.add_document([1, 2], [2], [0, 0])
+        writer.commit()
+    builder.finalize(str(tmp_path / "theirs.idx"))
+    for suffix in (".bin", ".idx"):
+        ours, theirs = (tmp_path / f"{who}{suffix}" for who in ("ours", "theirs"))
+        assert ours.read_bytes() == theirs.read_bytes()
+    assert IndexedDatasetReader(tmp_path / "theirs").sequence_modes.tolist() == [0, 0, 1, 0, 0]
+    theirs = IndexedDataset(str(tmp_path / "ours"), multimodal=True)
+    ids, mode = theirs[2]
+    assert (ids.tolist(), int(mode)) == ([4, 5], 1)
+
+
+def test_modes_need_a_multimodal_dataset(tmp_path):
+    with (
+        IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer,
+        pytest.raises(ValueError, match="multimodal"),
+    ):
+        writer.add_document([1], [1], [0])
