@@ -55,7 +55,7 @@ def draw_curves(
     axes.grid(color="0.9")
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(title="validation loss at the end", frameon=False)
+    axes.legend(title="validation loss at the end", framealpha=1, edgecolor="white")
     # Written under another name first, so that an interrupted run leaves no half picture.
     temporary = path.with_name(f".{path.name}.partial")
     figure.savefig(temporary, dpi=150, format="png")
