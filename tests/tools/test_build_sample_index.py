@@ -22,7 +22,7 @@ def flags(prefix, cache, *more):
         "--data-path", prefix, "--split", "90,10,0", "--seq-length", "8", "--seed", "5",
         "--train-iters", "10", "--eval-iters", "2", "--data-cache-path", str(cache),
         "--vocab-size", "50", "--tensor-model-parallel-size", "2", "--micro-batch-size", "2",
-        "--num-layers", "2", "--hidden-size", "64", "--num-attention-heads", "4", "--lr", "0.001",
+        "--num-layers", "2", "--hidden-size", "96", "--num-attention-heads", "4", "--lr", "0.001",
         *more,
     ]  # fmt: skip
 
