@@ -1,11 +1,12 @@
 """Let megatron-core run on CPUs: the few places where it takes a CUDA device for granted.
 
-`install()` is a no-op where CUDA is available, so that one program serves both. What it changes, and
-why nothing less will do:
+`install()` is a no-op where CUDA is available, so that one program serves both. What it changes,
+and why nothing less will do:
 
-* `torch.cuda` attributes that megatron-core reads (current device, generators, streams) answer for the
-  CPU. With `default_generators` handing out torch's own generator, megatron-core's RNG tracker works
-  as it stands; CPU and "GPU" randomness are then one stream, so data code must own its generators.
+* `torch.cuda` attributes that megatron-core reads (current device, generators, streams) answer for
+  the CPU. With `default_generators` handing out torch's own generator, megatron-core's RNG tracker
+  works as it stands; CPU and "GPU" randomness are then one stream, so data code must own its
+  generators.
 * Tensor factories, `Tensor.cuda`, `Tensor.to` and `Tensor.type` map a `cuda` device to the CPU. A
   `TorchFunctionMode` would be shorter but autograd pops it during backward, where activation
   recompute allocates.
@@ -181,7 +182,6 @@ def _install_megatron_fixes() -> None:
         mcore_random.FP8GlobalStateManager = NoFP8
         mcore_random.fp8_autocast = mcore_random.activation_recompute_forward = null_context
 
-
     _install_result_queue()
 
 
@@ -202,8 +202,8 @@ class _ResultQueue:
 def _install_result_queue() -> None:
     """Spare each rank the server process that megatron-core starts to pass two small objects.
 
-    It is spawned: it imports the main program again (seconds and 200 MB a rank) and is orphaned when
-    the rank is killed.
+    It is spawned: it imports the main program again (seconds and 200 MB a rank) and is orphaned
+    when the rank is killed.
     """
     import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
 

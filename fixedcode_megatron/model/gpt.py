@@ -13,12 +13,13 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from fixedcode_megatron.codes import TokenCode
+from fixedcode_megatron.config.availability import transformer_impl
 from fixedcode_megatron.config.megatron_fields import transformer_config
 from fixedcode_megatron.config.token_code import token_code
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.model.initialization import initialize_weights
 from fixedcode_megatron.model.input_interface import FixedCodeEmbedding, LowDimEmbedding
-from fixedcode_megatron.model.layer_spec import block_spec, resolve_transformer_impl
+from fixedcode_megatron.model.layer_spec import block_spec
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -30,8 +31,8 @@ class ComputedInputGPTModel(GPTModel):
     """megatron-core's GPTModel whose first stage has a computed input instead of a table.
 
     It is constructed as a stage without an input, so that no table is ever allocated and
-    megatron-core's embedding bookkeeping finds nothing to tie or reduce; then the input interface is
-    attached and the stage marked as the first.
+    megatron-core's embedding bookkeeping finds nothing to tie or reduce; then the input interface
+    is attached and the stage marked as the first.
     """
 
     def __init__(
@@ -96,17 +97,16 @@ def build_model(
     Returns
     -------
     models, config, code
-        Bare modules (neither wrapped in Float16Module nor in DDP); the configuration they were built
-        with; the token code, or None for the learned and low-dimensional interfaces.
+        Bare modules (neither wrapped in Float16Module nor in DDP); the configuration they were
+        built with; the token code, or None for the learned and low-dimensional interfaces.
     """
     config = transformer_config(cfg, **config_overrides)
-    implementation = resolve_transformer_impl(cfg.model.transformer_impl)
     code = token_code(cfg.input, vocabulary.size)
     if code is not None:
         code.check_width(config.hidden_size)
     stages = config.virtual_pipeline_model_parallel_size
     models = [
-        _build_chunk(cfg, config, implementation, vocabulary, vp_stage)
+        _build_chunk(cfg, config, vocabulary, vp_stage)
         for vp_stage in (range(stages) if stages else [None])
     ]
     initialize_weights(models, config, cfg.training.seed)
@@ -116,7 +116,6 @@ def build_model(
 def _build_chunk(
     cfg: RunConfig,
     config: TransformerConfig,
-    implementation: Any,
     vocabulary: Vocabulary,
     vp_stage: int | None,
 ) -> MegatronModule:
@@ -124,7 +123,7 @@ def _build_chunk(
     options = dict(
         transformer_layer_spec=block_spec(
             config,
-            implementation,
+            transformer_impl(cfg),
             vp_stage=vp_stage,
             pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
         ),

@@ -1,8 +1,8 @@
 """Initial weights that are the same model at any parallel layout.
 
 megatron-core draws each rank's shard from that rank's generator, so that a model's initial weights
-depend on the tensor- and pipeline-parallel sizes. Here every weight is drawn whole, from a generator
-seeded by (seed, global name, layer), and each rank keeps its slice.
+depend on the tensor- and pipeline-parallel sizes. Here every weight is drawn whole, from a
+generator seeded by (seed, global name, layer), and each rank keeps its slice.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _draw(tensor: ShardedTensor, config: TransformerConfig, seed: int) -> None:
         with torch.no_grad():
             data.zero_()
         return
-    whole = _draw_whole(_init_method(tensor.key, config), tensor.global_shape[axes:], f"{seed}:{tensor.key}:{layer}")
+    whole = _draw_whole(
+        _init_method(tensor.key, config), tensor.global_shape[axes:], f"{seed}:{tensor.key}:{layer}"
+    )
     mine = tuple(slice(o, o + n) for o, n in zip(offset, tensor.local_shape, strict=True))
     with torch.no_grad():
         data.copy_(whole[mine].reshape(data.shape))
@@ -76,7 +78,7 @@ def _init_method(key: str, config: TransformerConfig) -> Callable[[torch.Tensor]
 def _draw_whole(
     init: Callable[[torch.Tensor], object], shape: tuple[int, ...], tag: str
 ) -> torch.Tensor:
-    """Run megatron-core's init method (it fills in place from torch's generator) on a CPU tensor."""
+    """Run megatron-core's init method (it fills in place from torch's generator) on the CPU."""
     digest = hashlib.sha256(tag.encode()).digest()
     whole = torch.empty(shape, dtype=torch.float32)
     with torch.random.fork_rng(devices=[]):

@@ -1,19 +1,19 @@
 """Input interfaces: what turns token ids into the [s, b, h] tensor that enters layer 1.
 
-They take the place of megatron-core's `LanguageModelEmbedding` (`GPTModel.embedding`): the same call,
-the same output layout. `FixedCodeEmbedding` owns no parameter and allocates no table;
+They take the place of megatron-core's `LanguageModelEmbedding` (`GPTModel.embedding`): the same
+call, the same output layout. `FixedCodeEmbedding` owns no parameter and allocates no table;
 `LowDimEmbedding` is a control, a learned V x K table tiled to the model width.
 """
 
 from __future__ import annotations
 
 import torch
-from fixedcode_kernels import token_code_embedding
 from megatron.core import tensor_parallel
 from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 
+from fixedcode_kernels import token_code_embedding
 from fixedcode_megatron.codes import TokenCode
 
 
@@ -87,7 +87,7 @@ class FixedCodeEmbedding(_ComputedEmbedding):
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, tokentype_ids: None = None
     ) -> Tensor:
-        """Codes of `input_ids` [b, s] as [s, b, h], or [s / tp, b, h] under sequence parallelism."""
+        """Code of `input_ids` [b, s] as [s, b, h], or [s / tp, b, h] if sequence-parallel."""
         start, length = self._sequence_slice(input_ids.shape[1])
         dtype = self.config.params_dtype
         if self.code.kind == "random":

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Any, Literal
+from typing import Any
 
-import torch
 from megatron.core.models.gpt.gpt_layer_specs import (
     get_gpt_layer_local_spec,
     get_gpt_layer_with_transformer_engine_spec,
@@ -21,31 +19,10 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.model.layers import CoreAttention, LayerNormColumnParallelLinear, Norm
 
-TransformerImpl = Literal["auto", "transformer_engine", "local"]
-
-
-def resolve_transformer_impl(requested: str) -> Literal["transformer_engine", "local"]:
-    """Turn `auto` into what this machine can run; refuse Transformer Engine where it is absent.
-
-    Raises
-    ------
-    UserError
-        If `transformer_engine` is requested and is not installed, or there is no GPU.
-    """
-    installed = importlib.util.find_spec("transformer_engine") is not None
-    usable = installed and torch.cuda.is_available()
-    if requested == "transformer_engine" and not usable:
-        missing = "no CUDA device was found" if installed else "transformer-engine is not installed"
-        raise UserError(
-            f"--transformer-impl transformer_engine: {missing}; "
-            "use --transformer-impl local (torch-native layers) or auto"
-        )
-    return "transformer_engine" if usable and requested != "local" else "local"
-
 
 def block_spec(
     config: TransformerConfig,
-    implementation: Literal["transformer_engine", "local"],
+    implementation: str,
     *,
     vp_stage: int | None = None,
     pp_rank: int | None = None,
@@ -56,6 +33,8 @@ def block_spec(
     ----------
     config
         megatron-core's configuration; decides norms, experts and the split into stages.
+    implementation
+        `transformer_engine` or `local`.
     vp_stage, pp_rank
         Virtual stage and pipeline rank to build for.
     """

@@ -1,8 +1,8 @@
 """Torch-native layers behind `--transformer-impl local`.
 
-They mirror Transformer Engine's modules (a norm fused with the linear layer that follows it), so that
-parameter names, sharded checkpoint keys and checkpoints are the same with either implementation.
-Layout of activations is Megatron's [s, b, h].
+They mirror Transformer Engine's modules (a norm fused with the linear layer that follows it), so
+that parameter names, sharded checkpoint keys and checkpoints are the same with either
+implementation. Layout of activations is Megatron's [s, b, h].
 """
 
 from __future__ import annotations
@@ -67,7 +67,11 @@ class Norm(torch.nn.Module):
     """RMSNorm or LayerNorm (`config.normalization`) that works under sequence parallelism."""
 
     def __init__(
-        self, config: TransformerConfig, hidden_size: int, eps: float = 1e-5, **_builder_options: Any
+        self,
+        config: TransformerConfig,
+        hidden_size: int,
+        eps: float = 1e-5,
+        **_builder_options: Any,
     ) -> None:
         super().__init__()
         self.config, self.eps = config, eps
@@ -82,8 +86,8 @@ class Norm(torch.nn.Module):
 class LayerNormColumnParallelLinear(ColumnParallelLinear):
     """A norm and the column-parallel linear layer behind it, with Transformer Engine's names.
 
-    Parameters: `layer_norm_weight` (and `layer_norm_bias` for LayerNorm) [input_size], replicated over
-    the tensor-parallel group; `weight` [output_size / tp, input_size]; `bias` where asked for.
+    Parameters: `layer_norm_weight` (and `layer_norm_bias` for LayerNorm) [input_size], replicated
+    over the tensor-parallel group; `weight` [output_size / tp, input_size]; `bias` where asked for.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
 """Saving and loading a run through megatron.core.dist_checkpointing (format torch_dist).
 
 Everything that a run is made of is inside: weights, optimizer and schedule, `TrainState`, random
-states of each rank, the resolved configuration, the token code, the tokenizer's fingerprint, versions.
+states of each rank, the resolved configuration, the token code, the tokenizer's fingerprint,
+versions.
 """
 
 from __future__ import annotations
@@ -25,10 +26,16 @@ from megatron.core.dist_checkpointing.strategies.fully_parallel import (
     FullyParallelSaveStrategyWrapper,
 )
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
+from torch.distributed.checkpoint.api import CheckpointException
 
 from fixedcode_megatron import __version__
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training import checkpoint_files as files
+from fixedcode_megatron.training.checkpoint_checks import (
+    check_inputs,
+    check_model,
+    check_optimizer_kind,
+)
 from fixedcode_megatron.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -67,15 +74,18 @@ def load_checkpoint(
     Raises
     ------
     UserError
-        If the checkpoint was made with another token code or tokenizer, or its tensors do not fit the
-        model that the flags describe.
+        If the checkpoint was made with another token code or tokenizer, or its tensors do not fit
+        the model that the flags describe.
     """
     options = trainer.cfg.checkpoint
     common = dist_checkpointing.load_common_state_dict(str(path))
-    _check_identity(trainer, common, path, tokenizer_fingerprint)
+    check_inputs(trainer, common, path, tokenizer_fingerprint)
+    check_model(trainer.cfg, common["config"], path)
     same_layout = common["layout"] == _layout()
     with_optimizer = not (options.finetune or options.no_load_optim or common["optimizer_absent"])
     with_rng = not (options.finetune or options.no_load_rng or common["rng_absent"])
+    if with_optimizer:
+        check_optimizer_kind(trainer.cfg, common["config"], path)
     if with_rng and not same_layout:
         logger.warning(
             "%s was saved at layout %s, this run has %s: dropout goes on with fresh random states",
@@ -88,8 +98,13 @@ def load_checkpoint(
     )
     try:
         loaded = dist_checkpointing.load(wanted, str(path))
-    except (CheckpointingException, KeyError) as error:
-        raise UserError(f"{path} does not fit the model that the flags describe: {error}") from error
+    except CheckpointingException as error:
+        raise UserError(
+            f"{path} does not fit the model that the flags describe: {error}"
+        ) from error
+    except CheckpointException as error:  # torch's, with each rank's own exception inside
+        causes = {str(cause) for cause, _ in error.failures.values()}
+        raise UserError(f"{path} could not be loaded: {'; '.join(sorted(causes))}") from error
     for name, model in _named_chunks(trainer):
         model.load_state_dict(loaded[name])
     if not options.finetune:
@@ -189,33 +204,6 @@ def _write(state: dict[str, Any], path: Path) -> None:
     )
 
 
-def _check_identity(
-    trainer: Trainer, common: dict[str, Any], path: Path, tokenizer_fingerprint: str | None
-) -> None:
-    """Refuse a checkpoint whose inputs mean something else than this run's."""
-    if "token_code" not in common:
-        raise UserError(f"{path} was not written by fixedcode-megatron: it names no token code")
-    wanted = trainer.cfg.input.input_interface
-    if common["input_interface"] != wanted:
-        raise UserError(
-            f"{path} was trained with --input-interface {common['input_interface']}, "
-            f"this run asks for {wanted}; use the checkpoint's, or another --load"
-        )
-    code = None if trainer.code is None else trainer.code.to_json()
-    if common["token_code"] != code:
-        raise UserError(
-            f"{path} was trained with another token code.\n"
-            f"  checkpoint: {common['token_code']}\n  this run:   {code}\n"
-            "Give the --code-* flags and the vocabulary of the checkpoint, or another --load"
-        )
-    saved = common["tokenizer_fingerprint"]
-    if tokenizer_fingerprint and saved and tokenizer_fingerprint != saved:
-        raise UserError(
-            f"{path} was trained with another tokenizer (fingerprint {saved}, "
-            f"this run's is {tokenizer_fingerprint}); give the checkpoint's --tokenizer-model"
-        )
-
-
 def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> None:
     with torch.no_grad():  # FP32 weights are their own main weights: leaves, copied into in place
         trainer.optimizer.load_state_dict(state)
@@ -229,7 +217,7 @@ def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> N
         trainer.scheduler.load_state_dict(schedule)
     except AssertionError as error:
         raise UserError(
-            f"the schedule of the checkpoint differs from the flags: {error}; keep the schedule with "
+            f"the schedule of the checkpoint differs from the flags: {error}; keep it with "
             "--use-checkpoint-opt-param-scheduler or change it with --override-opt-param-scheduler"
         ) from error
 

@@ -1,8 +1,8 @@
 """Where checkpoints lie, and how they appear whole or not at all.
 
-    SAVE/iter_0000010/...                     a whole checkpoint (metadata.json is its commit mark)
-    SAVE/.iter_0000020.partial/...            one that is being written, or was when the job died
-    SAVE/latest_checkpointed_iteration.txt    the newest whole one; moves last
+SAVE/iter_0000010/...                     a whole checkpoint (metadata.json is its commit mark)
+SAVE/.iter_0000020.partial/...            one that is being written, or was when the job died
+SAVE/latest_checkpointed_iteration.txt    the newest whole one; moves last
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def evaluate(trainer: Trainer, feed: DataFeed, iterations: int) -> float | None:
                 trainer, iterators, num_microbatches=get_num_microbatches(), forward_only=True
             )
             if pair is not None:
-                total = pair.double() if total is None else total + pair.double()
+                total = pair if total is None else total + pair
     for model in trainer.models:
         model.train(was_training)
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):

@@ -1,9 +1,9 @@
 """Model FLOPs and the utilisation (MFU) that follows from them.
 
 Conventions, stated because they differ between programs: a multiply-add counts 2; backward counts
-twice forward; recomputation is not counted; attention scores are counted in full, not halved for the
-causal mask; norms, activations and the softmax are left out. The input interface is no matrix product
-and adds nothing, be it computed or looked up; the head is counted over the true vocabulary.
+twice forward; recomputation is not counted; attention scores are counted in full, not halved for
+the causal mask; norms, activations and the softmax are left out. The input interface is no matrix
+product and adds nothing, be it computed or looked up; the head is counted over the true vocabulary.
 """
 
 from __future__ import annotations

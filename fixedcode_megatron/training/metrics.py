@@ -58,9 +58,7 @@ class Interval:
         self.tokens += tokens
         self.grad_norm = result.grad_norm
         if result.loss is not None:
-            # In FP64, so that the mean over the interval does not depend on its length.
-            loss = result.loss.double()
-            self.loss = loss if self.loss is None else self.loss + loss
+            self.loss = result.loss if self.loss is None else self.loss + result.loss
 
     def pause_clock(self) -> None:
         """Leave out the time from here to `resume_clock` (evaluation, checkpoints)."""

@@ -26,7 +26,7 @@ class StepResult:
     Attributes
     ----------
     loss
-        [2] pair (sum of token losses, number of tokens) of this rank's micro-batches;
+        [2] FP64 pair (sum of token losses, number of tokens) of this rank's micro-batches;
         None on ranks that do not hold the loss.
     updated
         Whether the optimizer applied the update.
@@ -84,7 +84,7 @@ def run_microbatches(
     num_microbatches: int,
     forward_only: bool = False,
 ) -> Tensor | None:
-    """Forward (and backward) over `num_microbatches`; returns the [2] loss pair of this rank."""
+    """Forward (and backward) over `num_microbatches`; returns this rank's [2] loss pair, FP64."""
     single = len(trainer.models) == 1
     reports = get_forward_backward_func()(
         forward_step_func=partial(forward_step, device=trainer.runtime.device),
@@ -98,7 +98,7 @@ def run_microbatches(
     )
     if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return None
-    return torch.stack([report["lm loss"] for report in reports]).sum(dim=0)
+    return torch.stack([report["lm loss"] for report in reports]).double().sum(dim=0)
 
 
 def train_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepResult:

@@ -19,9 +19,9 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 class StopRequests:
     """Collects reasons to stop from every rank.
 
-    `vote` starts a reduction and returns the outcome of the one before, so that no iteration waits for
-    it: the ranks stop together, one iteration after the first of them asked. A second Ctrl-C ends the
-    process at once.
+    `vote` starts a reduction and returns the outcome of the one before, so that no iteration waits
+    for it: the ranks stop together, one iteration after the first of them asked. A second Ctrl-C
+    ends the process at once.
 
     Attributes
     ----------

@@ -95,9 +95,7 @@ def build_trainer(cfg: RunConfig, runtime: Runtime, vocabulary: Vocabulary) -> T
     _init_microbatches(cfg, runtime)
     models, config, code = build_model(cfg, vocabulary)
     models = _wrap(cfg, config, models, runtime)
-    optimizer = get_megatron_optimizer(
-        optimizer_config(cfg), models, use_gloo_process_groups=False
-    )
+    optimizer = get_megatron_optimizer(optimizer_config(cfg), models, use_gloo_process_groups=False)
     _set_schedule_hooks(cfg, config, models, optimizer)
     return Trainer(
         cfg=cfg,
@@ -108,9 +106,7 @@ def build_trainer(cfg: RunConfig, runtime: Runtime, vocabulary: Vocabulary) -> T
         code=code,
         optimizer=optimizer,
         scheduler=build_scheduler(cfg, optimizer),
-        shape=model_shape(
-            config, vocab_size=vocabulary.size, seq_length=cfg.model.seq_length
-        ),
+        shape=model_shape(config, vocab_size=vocabulary.size, seq_length=cfg.model.seq_length),
     )
 
 

@@ -8,6 +8,6 @@ from fixedcode_megatron import cpu_platform  # noqa: E402
 
 cpu_platform.install()
 
-import fixedcode_megatron.config  # noqa: E402, F401
-import fixedcode_megatron.pretrain  # noqa: E402, F401
-import fixedcode_megatron.training.loop  # noqa: E402, F401
+import fixedcode_megatron.config  # noqa: E402
+import fixedcode_megatron.pretrain  # noqa: E402
+import fixedcode_megatron.training.step  # noqa: E402, F401

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import tempfile
 import time
 import traceback
@@ -75,13 +76,13 @@ def _collect(pipes: list[Connection], timeout: float, folder: Path) -> list[Any]
         for pipe in wait(list(waiting), timeout=1):
             rank = waiting.pop(pipe)  # type: ignore[arg-type]
             try:
-                ok, value = pipe.recv()  # type: ignore[union-attr]
+                ok, value = pickle.loads(pipe.recv_bytes())  # type: ignore[union-attr]
                 (results if ok else failures)[rank] = value
             except EOFError:
                 failures[rank] = "died"
         if failures:  # the others have lost a peer: give them a moment to say so
             deadline = min(deadline, time.monotonic() + 10)
-    failures |= {rank: "no answer in time" for rank in waiting.values()}
+    failures |= dict.fromkeys(waiting.values(), "no answer in time")
     if failures:
         told = "\n".join(f"rank {rank}: {text}" for rank, text in sorted(failures.items()))
         logs = "\n".join(f"{p.name}: {p.read_text()[-3000:]}" for p in sorted(folder.glob("*.log")))
@@ -103,12 +104,12 @@ def _rank(
     import torch.distributed as dist
 
     environment = dict(RANK=rank, WORLD_SIZE=world_size, LOCAL_RANK=rank)
-    environment["LOCAL_WORLD_SIZE"] = world_size
+    environment |= dict(LOCAL_WORLD_SIZE=world_size, OMP_NUM_THREADS=1)
     os.environ.update({name: str(value) for name, value in environment.items()})
     log = os.open(f"{folder}/rank{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    torch.set_num_threads(1)
+    torch.set_num_threads(1)  # the variable came too late for the library that reads it
     try:
         dist.init_process_group(
             "gloo",
@@ -117,8 +118,10 @@ def _rank(
             world_size=world_size,
             timeout=timedelta(seconds=60),
         )
-        pipe.send((True, function(*args, **kwargs)))
+        answer = (True, function(*args, **kwargs))
     except BaseException:
-        pipe.send((False, traceback.format_exc()))
+        answer = (False, traceback.format_exc())
+    # Pickled here: multiprocessing would share a tensor's memory, which ends with this process.
+    pipe.send_bytes(pickle.dumps(answer))
     pipe.close()
     os._exit(0)

@@ -1,0 +1,97 @@
+"""Whether a checkpoint means what this run's flags say; each refusal names what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fixedcode_megatron.errors import UserError
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config import RunConfig
+    from fixedcode_megatron.training.trainer import Trainer
+
+# What the tensors' shapes follow from.
+_SHAPE = (
+    "num_layers",
+    "hidden_size",
+    "ffn_hidden_size",
+    "num_attention_heads",
+    "num_query_groups",
+    "kv_channels",
+    "swiglu",
+    "normalization",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "untie_embeddings_and_output_weights",
+)
+# What the function of the same tensors depends on; a new run may want to change these.
+_MEANING = (
+    "position_embedding_type",
+    "rotary_base",
+    "rotary_percent",
+    "rotary_interleaved",
+    "layernorm_epsilon",
+    "layernorm_zero_centered_gamma",
+    "squared_relu",
+    "softmax_scale",
+)
+
+
+def check_inputs(
+    trainer: Trainer, common: Mapping[str, Any], path: Path, tokenizer_fingerprint: str | None
+) -> None:
+    """Refuse a checkpoint whose inputs mean something else than this run's.
+
+    Parameters
+    ----------
+    common
+        The checkpoint's common state.
+    """
+    if "token_code" not in common:
+        raise UserError(f"{path} was not written by fixedcode-megatron: it names no token code")
+    wanted = trainer.cfg.input.input_interface
+    if common["input_interface"] != wanted:
+        raise UserError(
+            f"{path} was trained with --input-interface {common['input_interface']}, "
+            f"this run asks for {wanted}; use the checkpoint's, or another --load"
+        )
+    code = None if trainer.code is None else trainer.code.to_json()
+    if common["token_code"] != code:
+        raise UserError(
+            f"{path} was trained with another token code.\n"
+            f"  checkpoint: {common['token_code']}\n  this run:   {code}\n"
+            "Give the --code-* flags and the vocabulary of the checkpoint, or another --load"
+        )
+    saved = common["tokenizer_fingerprint"]
+    if tokenizer_fingerprint and saved and tokenizer_fingerprint != saved:
+        raise UserError(
+            f"{path} was trained with another tokenizer (fingerprint {saved}, "
+            f"this run's is {tokenizer_fingerprint}); give the checkpoint's --tokenizer-model"
+        )
+
+
+def check_model(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -> None:
+    """Refuse a checkpoint of another model, naming the flags that differ."""
+    names = _SHAPE if cfg.checkpoint.finetune else _SHAPE + _MEANING
+    wanted = cfg.to_dict()
+    different = [name for name in names if name in saved and saved[name] != wanted[name]]
+    if different:
+        rows = (
+            f"--{name.replace('_', '-')}: {saved[name]} in the checkpoint, {wanted[name]} here"
+            for name in different
+        )
+        raise UserError(f"{path} does not fit the model that the flags describe: {'; '.join(rows)}")
+
+
+def check_optimizer_kind(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -> None:
+    """Refuse to load one kind of optimizer's state into the other: megatron-core cannot."""
+    distributed = saved["use_distributed_optimizer"]
+    if distributed != cfg.ddp.use_distributed_optimizer:
+        used, flag = ("with", "add") if distributed else ("without", "leave out")
+        raise UserError(
+            f"{path} was saved {used} --use-distributed-optimizer: {flag} the flag (it works with "
+            "any number of ranks), or start the optimizer anew with --no-load-optim"
+        )
