@@ -14,7 +14,7 @@ from fixedcode_megatron.data.index_format import MAX_SEQUENCE, pack_header, sequ
 from fixedcode_megatron.data.partial_pair import PartialPair
 from fixedcode_megatron.errors import UserError
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 16
 
 
 class IndexedDatasetWriter:
@@ -33,6 +33,8 @@ class IndexedDatasetWriter:
         Replace an existing dataset of this prefix at `commit()`.
     multimodal
         Keep a mode (int8) for each sequence, as megatron-core's multimodal datasets do.
+    keep
+        Keep what an interrupted run left in the temporary `.bin`, see `resumable`.
 
     Raises
     ------
@@ -47,6 +49,7 @@ class IndexedDatasetWriter:
         *,
         overwrite: bool = False,
         multimodal: bool = False,
+        keep: bool = False,
     ) -> None:
         self.prefix = os.fspath(prefix)
         self.dtype = np.dtype(dtype)
@@ -55,7 +58,7 @@ class IndexedDatasetWriter:
         self.modes = array("b") if multimodal else None
         self.max_token_id = -1
         self.num_tokens = 0
-        self._pair = PartialPair(prefix, overwrite=overwrite)
+        self._pair = PartialPair(prefix, overwrite=overwrite, keep=keep)
         self._prepared = False
 
     def add_document(
@@ -161,7 +164,7 @@ class IndexedDatasetWriter:
             )
         self.max_token_id = max(self.max_token_id, high)
         self.num_tokens += len(ids)
-        self._pair.tokens.write(ids.astype(self.dtype, copy=False).tobytes())
+        self._pair.tokens.write(np.ascontiguousarray(ids, self.dtype).data)
 
     @property
     def num_documents(self) -> int:
