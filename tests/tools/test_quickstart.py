@@ -143,7 +143,7 @@ def test_second_call_trains_nothing(finished, data_flags):
 def test_changed_flags_are_refused(finished, data_flags):
     done = quickstart(finished[0], *data_flags, "--lr", "0.5")
     assert done.returncode == 2
-    assert "--lr 0.004 then, 0.5 now" in done.stderr and "another --run-dir" in done.stderr
+    assert "--lr 0.003 then, 0.5 now" in done.stderr and "another --run-dir" in done.stderr
 
 
 def wait_for(condition, seconds=200):
