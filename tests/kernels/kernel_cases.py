@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from fixedcode_kernels import build, native, reference
 from fixedcode_kernels.spec import Lift, make_lift
 
+GUARD = 4096
+POISON = 0xA5
 INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 HALF_AND_SINGLE = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -34,16 +36,23 @@ class Call:
         return self.seq_length * self.ids.size(0)
 
     def output(self) -> torch.Tensor:
-        """Return an output whose every byte is poisoned: a byte not written shows."""
+        """Return an output whose every byte is poisoned, between guards for `assert_guards`."""
         shape = (self.seq_length, self.ids.size(0), self.lift.hidden_size)
-        out = torch.empty(shape, dtype=self.lift.dtype)
-        out.view(torch.uint8).fill_(0xA5)
-        return out
+        size = torch.Size(shape).numel() * self.lift.dtype.itemsize
+        storage = torch.full((GUARD + size + GUARD,), POISON, dtype=torch.uint8)
+        return storage[GUARD : GUARD + size].view(self.lift.dtype).view(shape)
 
     def expected(self) -> torch.Tensor:
         out = self.output()
         reference.fill(self.ids, out, self.lift, self.seq_start)
         return out
+
+
+def assert_guards(out: torch.Tensor) -> None:
+    """Assert that nothing was written beside an output that `Call.output` made."""
+    before = torch.empty(0, dtype=torch.uint8).set_(out.untyped_storage())
+    guards = torch.cat((before[:GUARD], before[-GUARD:]))
+    assert (guards == POISON).all(), "bytes beside the output were written"
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:

@@ -129,6 +129,7 @@ def test_instructions_executed_per_store(k, hidden, dtype, affine, budget):
     [
         (524_297, 4096, 1),  # 2^31 elements and more, the last row alone in its block
         (262_153, 8192, 1),
+        (1_048_585, 4096, 1),  # and 2^31 32-bit words
         (70_001, 64, 1),
         (9, 70_000, 1),
         (9, 64, 2**33 + 1),  # ids further apart than 32 bits reach

@@ -4,6 +4,7 @@ Those that need a GPU run in test_gpu.py; their arithmetic past 2^31 is executed
 """
 
 import contextlib
+import mmap
 import sys
 import types
 
@@ -65,14 +66,20 @@ def test_ids_that_are_not_contiguous(dtype):
         assert out[3, 2].tolist() == bits * 4
 
 
-def test_a_large_batch_stride_does_not_overflow():
-    """Two rows that lie 2^31 + 1 bytes apart: an offset in 32 bits would miss the second."""
-    stride = 2**31 // 8 + 1
-    storage = torch.empty(stride + 2, dtype=torch.int64)  # untouched pages cost no memory
+@pytest.mark.skipif(sys.platform != "linux", reason="reserves address space as Linux does")
+@pytest.mark.parametrize("backend", CPU_BACKENDS)
+def test_a_large_batch_stride_does_not_overflow(backend):
+    """Two rows that lie 2^31 + 1 elements apart: an offset in 32 bits would miss the second."""
+    stride = 2**31 + 1
+    # address space without memory: only the pages touched exist
+    no_reserve = 0x4000  # Linux's MAP_NORESERVE, which not every Python names
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | no_reserve
+    storage = torch.frombuffer(mmap.mmap(-1, 4 * (stride + 2), flags=flags), dtype=torch.int32)
     ids = storage.as_strided((2, 2), (stride, 1))
     ids.copy_(torch.tensor([[1, 2], [3, 4]]))
     code = CodeSpec(vocab_size=8, num_bits=3)
-    out = token_code_embedding(ids, code, 3)
+    with use_backend(backend):
+        out = token_code_embedding(ids, code, 3)
     assert out.tolist() == [[[1, 0, 0], [1, 1, 0]], [[0, 1, 0], [0, 0, 1]]]
 
 
