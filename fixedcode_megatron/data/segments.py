@@ -5,6 +5,8 @@ A document's end-of-document token belongs to it; the next token begins the next
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 
 
@@ -44,9 +46,12 @@ def positions(tokens: torch.Tensor, eod: int | None) -> torch.Tensor:
 
 
 def attention_mask(tokens: torch.Tensor, eod: int) -> torch.Tensor:
-    """bool [1, s, s], True where query i must not see key j: a later one, or another document's."""
-    document = _begins(tokens, eod).cumsum(0)
-    other = document[:, None] != document[None, :]
-    index = torch.arange(len(tokens))
-    later = index[None, :] > index[:, None]
-    return (other | later)[None]
+    """bool [1, s, s], True where query i must not see key j: a later one, or another document's.
+
+    Takes one byte per pair and no copy: 1 GiB at s = 32,768, where `segment_ends` says the same
+    in a few numbers.
+    """
+    mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
+    for begin, end in pairwise(segment_ends(tokens, eod).tolist()):
+        mask[begin:end, begin:end].triu_(diagonal=1)
+    return mask[None]

@@ -168,16 +168,25 @@ def test_a_split_without_tokens_is_refused_at_once(tmp_path):
     assert build(two, (4, 4, 0), split="100,0,0")[1] is None
 
 
-def test_no_real_token_is_taken_for_padding(tmp_path):
-    prefix = write(tmp_path / "d", [[5, 6, 7, E], [8, 9, 10, 11, 12, E]])
-    dataset, _, _ = build(prefix, (None, 0, 0), seq_length=4)
-    rows = {tuple(dataset[i]["tokens"].tolist()): dataset[i] for i in range(len(dataset))}
-    everything = [5, 6, 7, E, 8, 9, 10, 11, 12, E]
-    if (5, 6, 7, E) in rows:
-        assert rows[(5, 6, 7, E)]["labels"].tolist() == [6, 7, E, 8]
-    shown = sorted(t for row in rows for t in row)
-    assert shown.count(E) == sum(row.count(E) for row in rows) and set(shown) <= set(everything)
-    assert all(row["loss_mask"].tolist() == [1, 1, 1, 1] for row in rows.values())
+@pytest.mark.parametrize("pad", [E, 9, None])
+def test_no_real_token_is_taken_for_padding(tmp_path, monkeypatch, pad):
+    """The tokenizer's pad is the end of document, or an id that occurs in the data."""
+    monkeypatch.setattr(TOKENIZER, "pad", pad, raising=False)
+    monkeypatch.setattr(TOKENIZER, "eos", E, raising=False)
+    prefix = write(tmp_path / "d", [[5, 6, 7, E], [8, 9, 10, 11, 12]])
+    in_order = set()
+    for seed in range(8):  # an epoch begins with either document
+        dataset, _, _ = build(prefix, (None, 0, 0), seq_length=4, seed=seed)
+        rows = {tuple(dataset[i]["tokens"].tolist()): dataset[i] for i in range(len(dataset))}
+        assert all(row["loss_mask"].tolist() == [1, 1, 1, 1] for row in rows.values())
+        in_order.add((5, 6, 7, E) in rows)
+        if (5, 6, 7, E) in rows:
+            assert rows[(5, 6, 7, E)]["labels"].tolist() == [6, 7, E, 8]
+            assert rows[(8, 9, 10, 11)]["labels"].tolist() == [9, 10, 11, 12]
+        else:
+            assert rows[(8, 9, 10, 11)]["labels"].tolist() == [9, 10, 11, 12]
+            assert rows[(12, 5, 6, 7)]["labels"].tolist() == [5, 6, 7, E]
+    assert in_order == {True, False}
 
 
 def test_padding_goes_by_position(tmp_path, monkeypatch):
