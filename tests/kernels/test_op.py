@@ -41,6 +41,17 @@ def test_compiles_without_graph_breaks(dynamic):
     assert torch.equal(compiled(longer), step(longer))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_inductor(dynamic):
+    def step(ids):
+        return token_code_embedding(ids, CODE, 8) * 2 + 1
+
+    compiled = torch.compile(step, fullgraph=True, dynamic=dynamic)
+    for ids in (IDS, torch.arange(12).view(3, 4)):
+        assert torch.equal(compiled(ids), step(ids))
+
+
 def test_compiled_training_step_reaches_the_parameters():
     class Model(torch.nn.Module):
         def __init__(self):
