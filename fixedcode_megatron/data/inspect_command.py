@@ -61,9 +61,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--json", action="store_true", help="figures as JSON, one dataset a line")
     group = parser.add_argument_group("tokenizer, to show text instead of ids")
     group.add_argument("--tokenizer-type", choices=TOKENIZER_TYPES)
-    group.add_argument("--tokenizer-model", help="tokenizer.json, or a folder that holds one")
+    group.add_argument("--tokenizer-model", help="as for preprocess_data.py")
     group.add_argument("--vocab-file", help="vocab.json of a GPT2BPETokenizer")
     group.add_argument("--merge-file", help="merges.txt of a GPT2BPETokenizer")
+    group.add_argument("--tiktoken-pattern", help="as for preprocess_data.py")
+    group.add_argument("--tiktoken-special-tokens", nargs="+", metavar="SPELLING")
     return parser
 
 
@@ -71,13 +73,10 @@ def _tokenizer(arguments: argparse.Namespace) -> Tokenizer | None:
     kind = arguments.tokenizer_type
     if kind is None and arguments.tokenizer_model is None:
         return None
-    return build_tokenizer(
-        kind or "HuggingFaceTokenizer",
-        arguments.tokenizer_model,
-        arguments.vocab_file,
-        arguments.merge_file,
-        vocab_size=arguments.vocab_size,
-    )
+    names = ["tokenizer_model", "vocab_file", "merge_file", "vocab_size"]
+    names += ["tiktoken_pattern", "tiktoken_special_tokens"]
+    given = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    return build_tokenizer(kind or "HuggingFaceTokenizer", **given)
 
 
 def _work(arguments: argparse.Namespace) -> int:
@@ -112,7 +111,8 @@ def _picture(path: Path, prefix: str, datasets: int) -> Path:
 def _verify(arguments: argparse.Namespace, prefix: str, tokenizer: Tokenizer | None) -> int:
     vocab_size, eod = arguments.vocab_size, arguments.eod_id
     if tokenizer is not None:
-        vocab_size = tokenizer.vocab_size if vocab_size is None else vocab_size
+        if vocab_size is None or arguments.tokenizer_type == "NullTokenizer":
+            vocab_size = tokenizer.vocab_size  # a NullTokenizer adds its end of document
         eod = tokenizer.eod_id if eod is None else eod
     found = verify(prefix, vocab_size=vocab_size, eod=eod)
     if not arguments.json:

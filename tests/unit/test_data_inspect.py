@@ -116,6 +116,17 @@ def test_a_good_dataset_is_verified(three, capsys):
     assert "documents without tokens: 1" in shown and "no problem found" in shown
 
 
+def test_numbers_without_a_tokenizer(tmp_path, capsys):
+    prefix = write(tmp_path / "d", [[[0, 99, 100]], [[5, 100]]])
+    null = ["--tokenizer-type", "NullTokenizer", "--vocab-size", "100"]
+    assert main([prefix, "--verify", "--documents", "0", *null]) == 0
+    shown = capsys.readouterr().out
+    assert "vocabulary of 101" in shown and "all 2 documents end with 100" in shown
+    assert "--- document 0: 3 tokens\n0 99 100\n" in shown
+    assert main([prefix, "--verify", "--vocab-size", "100"]) == 1
+    assert "ids outside 0 to 99: 2, the first is 100 in document 0" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 1000])
 def test_ids_and_document_ends(tmp_path, monkeypatch, chunk):
     monkeypatch.setattr(verifying, "_CHUNK", chunk)
