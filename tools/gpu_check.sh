@@ -29,7 +29,7 @@ grep -E '  (ok|FAILED.*)$' "$checks" || echo "no check ran"
 import csv, sys
 rows = list(csv.DictReader(open(sys.argv[1], newline="")))
 print(f"{rows[0]['device']}, torch {rows[0]['torch']}, triton {rows[0]['triton'] or 'none'}")
-print(f"{'':64s}{'dtype':>9s}{'tokens':>8s}{'best us':>9s}{'GB/s':>7s}{'x fill':>8s}")
+print(f"{'':64s}{'dtype':>9s}{'tokens':>8s}{'best us':>9s}{'GB/s':>7s}{'x fill':>8s}{'x op':>8s}")
 for row in rows:
     if not row["best_ms"]:
         print(f"{row['what']:64s}{row['dtype']:>9s}{'1':>8s}{float(row['ms']) * 1e3:9.1f}")
@@ -37,6 +37,7 @@ for row in rows:
     print(
         f"{row['what']:64s}{row['dtype']:>9s}{row['tokens']:>8s}"
         f"{float(row['best_ms']) * 1e3:9.1f}{float(row['gb_per_s']):7.0f}{row['times_fill']:>8s}"
+        f"{row['times_op']:>8s}"
     )
 PY
 echo "results: $results"

@@ -114,10 +114,19 @@ def test_cpu_kernel_threads_at_many_code_sizes(dtype):
 
 
 @needs_compiler
+def test_cpu_kernel_encodes_many_rows_by_tables():
+    generator = torch.Generator().manual_seed(4)
+    for k in range(1, 32):
+        lift = make_lift(k, k, torch.float32, random_masks(k, k), (1 << k) // 3, 1.0, 0.0, False)
+        ids = torch.randint(-(2**31), 2**31, (1, 500), generator=generator)
+        assert_equal(functools.partial(fill_cpu, threads=1), Call(ids, lift, 0, 500))
+
+
+@needs_compiler
 @pytest.mark.parametrize("k", [16, 17])
 def test_cpu_kernel_on_an_output_larger_than_the_caches(k):
     lift = make_lift(k, 2048, torch.float32, random_masks(k, 1), 9, 2.0, -1.0, False)
-    ids = torch.randint(0, 1 << k, (4, 1700), generator=torch.Generator().manual_seed(3))
+    ids = torch.randint(-(2**31), 2**31, (4, 1700), generator=torch.Generator().manual_seed(3))
     assert_equal(functools.partial(fill_cpu, threads=2), Call(ids, lift, 0, 1700))  # 53 MiB
 
 

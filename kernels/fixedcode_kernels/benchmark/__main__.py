@@ -32,6 +32,7 @@ FIELDS = (
     "must_move_bytes",
     "gb_per_s",
     "times_fill",
+    "times_op",
 )
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -103,6 +104,7 @@ def run_size(size: Size, device: torch.device, options: argparse.Namespace) -> l
         "hidden": size.hidden,
         "vocab": size.vocab,
     }
+    op = next(timing for name, timing in timings.items() if name.startswith("op "))
     rows: list[Row] = []
     for name, timing in timings.items():
         figures: Row = {
@@ -112,6 +114,7 @@ def run_size(size: Size, device: torch.device, options: argparse.Namespace) -> l
             "must_move_bytes": suite.bytes[name],
             "gb_per_s": f"{suite.bytes[name] / timing.best / 1e6:.1f}",
             "times_fill": f"{timing.best / timings['fill'].best:.2f}",
+            "times_op": f"{timing.best / op.best:.2f}",
         }
         rows.append(common | figures)
     rows.append(
@@ -130,14 +133,14 @@ def overhead(device: torch.device) -> float:
 def print_rows(rows: list[Row]) -> None:
     first = rows[0]
     print(f"\n{first['dtype']}, {first['tokens']} tokens x {first['hidden']}, {first['device']}")
-    print(f"{'':64s}{'median ms':>10s}{'best ms':>10s}{'GB/s':>8s}{'x fill':>8s}")
+    print(f"{'':64s}{'median ms':>10s}{'best ms':>10s}{'GB/s':>8s}{'x fill':>8s}{'x op':>8s}")
     for row in rows:
         if "best_ms" not in row:  # the call overhead
             print(f"{row['what']:64s}{row['ms']:>10}")
             continue
         print(
             f"{row['what']:64s}{row['ms']:>10}{row['best_ms']:>10}"
-            f"{row['gb_per_s']:>8}{row['times_fill']:>8}"
+            f"{row['gb_per_s']:>8}{row['times_fill']:>8}{row['times_op']:>8}"
         )
 
 
