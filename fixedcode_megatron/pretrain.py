@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
     from fixedcode_megatron.data.tokenizers import Tokenizer
     from fixedcode_megatron.runtime import Runtime
+    from fixedcode_megatron.training.loop import Feeds
 
 logger = logging.getLogger(__name__)
 
@@ -155,7 +156,7 @@ def _checkpoint_to_load(cfg: RunConfig) -> Path | None:
     return path
 
 
-def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int):  # type: ignore[no-untyped-def]
+def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.training.data_feed import DataFeed
     from fixedcode_megatron.training.loop import Feeds
@@ -172,6 +173,11 @@ def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int):  # type: igno
         samples=wanted,
         vocab_size=size,
     )
+    if datasets[0] is None and not cfg.training.skip_train:
+        raise UserError(
+            f"--split {cfg.data.split} leaves training no documents: give it a share, as 98,2,0 "
+            "does, or use --skip-train to evaluate only"
+        )
     train, valid, test = (
         None if dataset is None else DataFeed(dataset, cfg) for dataset in datasets
     )
@@ -212,13 +218,13 @@ def _configure_logging() -> None:
 
 
 def _report(error: UserError) -> int:
-    """Print a mistake of the user's, once where all ranks make it."""
-    rank = int(os.environ.get("RANK", "0"))
-    if rank:
+    """Print a mistake of the user's, once where all ranks make it; returns the exit status."""
+    from fixedcode_megatron.config import report
+
+    if os.environ.get("RANK", "0") != "0":
         # A launcher ends this rank when rank 0 fails, and rank 0 has most likely said the same.
         time.sleep(3)
-    print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-    return 2
+    return report(error)
 
 
 if __name__ == "__main__":

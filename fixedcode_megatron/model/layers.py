@@ -66,6 +66,8 @@ def _apply_norm(
 class Norm(torch.nn.Module):
     """RMSNorm or LayerNorm (`config.normalization`) that works under sequence parallelism."""
 
+    bias: Parameter | None
+
     def __init__(
         self,
         config: TransformerConfig,

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 class Feeds:
     """The splits of the data; None where a split is not used."""
 
-    train: DataFeed
+    train: DataFeed | None
     valid: DataFeed | None = None
     test: DataFeed | None = None
 
@@ -51,6 +51,7 @@ def train(
                 logger.info("saved checkpoint %s", path)
             last_saved = state.iteration
 
+    assert feeds.train is not None
     iterators = feeds.train.iterators(state.consumed_samples)
     interval = Interval()
     with StopRequests(cfg, trainer.runtime.device) as stop:
