@@ -1,146 +1,88 @@
-"""Read documents from JSON lines, plain or gzip, in blocks of whole lines.
-
-A block travels to a worker as bytes; the worker parses it. Memory is a block, whatever the size of
-the file (or one line, where a line is longer than a block).
-"""
+"""From JSON lines, text files and table rows to the texts under the wanted keys."""
 
 from __future__ import annotations
 
-import glob
-import gzip
 import json
-import re
-import zlib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import orjson
 
-from fixedcode_megatron.errors import UserError
-
-SUFFIXES = (".jsonl", ".json", ".ndjson", ".jsonl.gz", ".json.gz", ".ndjson.gz")
 _BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
-class Block:
-    """Whole lines of one file.
+class Rejected:
+    """What is no document.
 
     Attributes
     ----------
-    path
-        The file.
-    first_line
-        Number of the first line, from 1.
-    data
-        The lines; only the last one of a file may lack its newline.
-    read_bytes
-        Bytes of the file on disk that were read for this block, for progress.
+    line
+        Number of the line (or row) within what was read, from 1.
+    kind
+        "missing", "null", "non-string", "malformed" or "blank".
+    reason
+        For people.
     """
-
-    path: str
-    first_line: int
-    data: bytes
-    read_bytes: int
-
-
-@dataclass(frozen=True)
-class Rejected:
-    """A line that is no document: `kind` is missing, null, non-string, malformed or blank."""
 
     line: int
     kind: str
     reason: str
 
 
-def expand_inputs(patterns: Sequence[str]) -> list[Path]:
-    """Files named by paths, globs and folders, in the order given.
+@dataclass
+class Records:
+    """Documents of one stretch of input.
 
-    The files of one glob or folder come in natural order: `part_2` before `part_10`.
-
-    Raises
-    ------
-    UserError
-        If a pattern matches nothing, or a file is of a kind that cannot be read.
+    Attributes
+    ----------
+    columns
+        For each key the texts of all documents, [keys][documents].
+    rejected
+        Lines that are no documents.
+    lines
+        Number of lines or rows that were read.
     """
-    found: list[Path] = []
-    for pattern in patterns:
-        path = Path(pattern)
-        if path.is_dir():
-            matches = [p for p in path.iterdir() if _is_documents(p)]
-        elif path.exists():
-            matches = [path]
-        else:
-            matches = [Path(p) for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]
-        if not matches:
-            raise UserError(f"--input {pattern}: no such file, and no document file matches")
-        found.extend(sorted(matches, key=_natural))
-    for path in found:
-        if not path.name.endswith(SUFFIXES):
-            raise UserError(
-                f"--input {path}: cannot read this kind; known are {', '.join(SUFFIXES)}"
-            )
-    return found
+
+    columns: list[list[str]]
+    rejected: list[Rejected] = field(default_factory=list)
+    lines: int = 0
+
+    def add(self, row: list[str] | Rejected) -> None:
+        """Take a document, or a reason why there is none."""
+        if isinstance(row, Rejected):
+            self.rejected.append(row)
+            return
+        for column, text in zip(self.columns, row, strict=True):
+            column.append(text)
 
 
-def _is_documents(path: Path) -> bool:
-    """A file of a known kind that is not the summary of an earlier preprocessing."""
-    summary = path.suffix == ".json" and path.with_suffix(".idx").exists()
-    return path.is_file() and path.name.endswith(SUFFIXES) and not summary
+def parse_lines(data: bytes, keys: Sequence[str], *, first: bool = False) -> Records:
+    """Read whole JSON lines; only the last one may lack its newline.
 
-
-def _natural(path: Path) -> list[tuple[int, int, str]]:
-    parts = re.split(r"(\d+)", str(path))
-    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts]
-
-
-def read_blocks(paths: Iterable[Path], block_bytes: int = 1 << 20) -> Iterator[Block]:
-    """Yield every file's lines in blocks of about `block_bytes` of text.
-
-    Raises
-    ------
-    UserError
-        If a file cannot be opened, or a compressed one is damaged or cut short.
+    Parameters
+    ----------
+    first
+        Whether `data` begins a file, where a byte order mark may stand.
     """
-    for path in paths:
-        try:
-            yield from _blocks_of_file(path, block_bytes)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UserError(
-                f"{path}: the compressed file is damaged or cut short ({error})"
-            ) from error
-        except OSError as error:
-            raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
-
-
-def _blocks_of_file(path: Path, block_bytes: int) -> Iterator[Block]:
-    with open(path, "rb") as raw:
-        packed = path.name.endswith(".gz")
-        stream: IO[bytes] = gzip.GzipFile(fileobj=raw) if packed else raw  # type: ignore[assignment]
-        line, before, first = 1, 0, True
-        while True:
-            data = stream.read(block_bytes)
-            if data and not data.endswith(b"\n"):
-                data += stream.readline()
-            if not data:
-                return
-            position = raw.tell() if packed else before + len(data)  # a pipe cannot tell
-            lines = data.count(b"\n")
-            if first and data.startswith(_BOM):
-                data = data[len(_BOM) :]
-            yield Block(str(path), line, data, position - before)
-            line, before, first = line + lines, position, False
-
-
-def parse_block(block: Block, keys: Sequence[str]) -> Iterator[list[str] | Rejected]:
-    """For each line of a block the texts under `keys`, in their order, or why there are none."""
-    lines = block.data.split(b"\n")
+    if first and data.startswith(_BOM):
+        data = data[len(_BOM) :]
+    lines = data.split(b"\n")
     if not lines[-1]:
         lines.pop()
-    for number, line in enumerate(lines, start=block.first_line):
-        yield _parse_line(line, number, keys)
+    try:  # the usual case at the speed of the parser
+        parsed = [orjson.loads(line) for line in lines]
+        columns = [[record[key] for record in parsed] for key in keys]
+        if all(type(text) is str for column in columns for text in column):
+            return Records(columns, lines=len(lines))
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        pass
+    records = Records([[] for _ in keys], lines=len(lines))
+    for number, line in enumerate(lines, start=1):
+        records.add(_parse_line(line, number, keys))
+    return records
 
 
 def _parse_line(line: bytes, number: int, keys: Sequence[str]) -> list[str] | Rejected:
@@ -153,18 +95,7 @@ def _parse_line(line: bytes, number: int, keys: Sequence[str]) -> list[str] | Re
     if not isinstance(record, dict):
         kind = type(record).__name__
         return Rejected(number, "malformed", f"a JSON object is needed, found {kind}")
-    texts = []
-    for key in keys:
-        if key not in record:
-            have = ", ".join(map(repr, list(record)[:8])) or "none"
-            return Rejected(number, "missing", f"no key {key!r} (its keys: {have})")
-        value = record[key]
-        if value is None:
-            return Rejected(number, "null", f"key {key!r} is null")
-        if not isinstance(value, str):
-            return Rejected(number, "non-string", f"key {key!r} holds {value!r:.40}, not a string")
-        texts.append(value)
-    return texts
+    return _texts_of(record, number, keys)
 
 
 def _load(line: bytes) -> object:
@@ -180,26 +111,39 @@ def _load(line: bytes) -> object:
         return record
 
 
-def read_texts(paths: Iterable[Path], keys: Sequence[str], *, stop: bool) -> Iterator[str]:
-    """Yield the texts of all documents, one after the other.
+def _texts_of(record: dict[str, Any], number: int, keys: Sequence[str]) -> list[str] | Rejected:
+    texts = []
+    for key in keys:
+        if key not in record:
+            have = ", ".join(map(repr, list(record)[:8])) or "none"
+            return Rejected(number, "missing", f"no key {key!r} (its keys: {have})")
+        value = record[key]
+        if value is None:
+            return Rejected(number, "null", f"key {key!r} is null")
+        if not isinstance(value, str):
+            return Rejected(number, "non-string", f"key {key!r} holds {value!r:.40}, not a string")
+        try:
+            value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return Rejected(number, "malformed", f"key {key!r} is not Unicode text ({error})")
+        texts.append(value)
+    return texts
 
-    Raises
-    ------
-    UserError
-        With file and line at the first line that is no document, if `stop` is true; otherwise
-        such lines are left out.
-    """
-    for block in read_blocks(paths):
-        for record in parse_block(block, keys):
-            if not isinstance(record, Rejected):
-                yield from record
-            elif stop and record.kind != "blank":
-                raise rejection(block, record)
+
+def parse_rows(rows: Iterable[dict[str, Any]], keys: Sequence[str]) -> Records:
+    """Read the rows of a table, each a dict."""
+    records = Records([[] for _ in keys])
+    for number, row in enumerate(rows, start=1):
+        records.add(_texts_of(row, number, keys))
+        records.lines = number
+    return records
 
 
-def rejection(block: Block, rejected: Rejected) -> UserError:
-    """The error for a line that is no document."""
-    return UserError(
-        f"{block.path}:{rejected.line}: {rejected.reason} "
-        "(--on-error skip leaves such lines out and counts them)"
-    )
+def read_text_file(path: Path, keys: Sequence[str]) -> list[str] | Rejected:
+    """A whole file as one document; every key gets its text."""
+    data = path.read_bytes()
+    try:
+        text = data.removeprefix(_BOM).decode("utf-8")
+    except UnicodeDecodeError as error:
+        return Rejected(1, "malformed", f"not UTF-8 text ({error})")
+    return [text for _ in keys]

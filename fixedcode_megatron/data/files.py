@@ -62,11 +62,12 @@ def exclusive_lock(path: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_UN)
 
 
-def open_claimed(path: Path) -> IO[bytes] | None:
-    """Open `path` for writing from scratch and claim it, or return None if another process has it.
+def open_claimed(path: Path, *, keep: bool = False) -> IO[bytes] | None:
+    """Open `path` for appending and claim it, or return None if another process has it.
 
-    What a killed process left under this name is discarded. The loop guards against the former
-    owner renaming the file between our `open` and our lock: then the name is another file by now.
+    What a killed process left under this name is discarded, unless `keep` is true. The loop guards
+    against the former owner renaming the file between our `open` and our lock: then the name is
+    another file by now.
     """
     while True:
         stream = open(path, "ab")  # noqa: SIM115  (handed to the caller)
@@ -77,6 +78,7 @@ def open_claimed(path: Path) -> IO[bytes] | None:
             return None
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(stream.fileno()), os.stat(path)):
-                stream.truncate(0)
+                if not keep:
+                    stream.truncate(0)
                 return stream
         stream.close()

@@ -21,6 +21,8 @@ class PartialPair:
         Path without extension; its folder is created.
     overwrite
         Replace an existing dataset of this prefix at `commit()`.
+    keep
+        Keep what an interrupted run left in the token file, see `resumable`.
 
     Attributes
     ----------
@@ -33,7 +35,7 @@ class PartialPair:
         If the dataset exists and `overwrite` is false, or another process is writing it.
     """
 
-    def __init__(self, prefix: str | os.PathLike, *, overwrite: bool) -> None:
+    def __init__(self, prefix: str | os.PathLike, *, overwrite: bool, keep: bool = False) -> None:
         self.prefix = os.fspath(prefix)
         for path in (bin_path(prefix), idx_path(prefix)):
             if path.exists() and not overwrite:
@@ -41,7 +43,7 @@ class PartialPair:
         self._bin = Path(f"{self.prefix}.bin.partial")
         self._idx = Path(f"{self.prefix}.idx.partial")
         self._bin.parent.mkdir(parents=True, exist_ok=True)
-        stream = open_claimed(self._bin)
+        stream = open_claimed(self._bin, keep=keep)
         if stream is None:
             raise UserError(f"another process is writing {self.prefix}.bin: wait for it or end it")
         self.tokens = stream
@@ -68,11 +70,14 @@ class PartialPair:
         self._done = True
 
     def abort(self) -> None:
-        """Remove the temporary files. Does nothing after `commit()`."""
-        if self._done:
-            return
+        """Remove the temporary files. Does nothing after `commit()` or `suspend()`."""
+        if not self._done:
+            for path in (self._bin, self._idx):
+                path.unlink(missing_ok=True)
+        self.suspend()
+
+    def suspend(self) -> None:
+        """End, but leave the temporary files."""
         self._done = True
-        for path in (self._bin, self._idx):
-            path.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # it flushes, and fails again where the disk is full
             self.tokens.close()

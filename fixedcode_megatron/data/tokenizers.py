@@ -1,23 +1,22 @@
 """Tokenizers behind one small interface; ids are those of the library that defines the tokenizer.
 
-No special token is ever added, and the spelling of a special token inside a text stays text: a
-web page that contains `<|endoftext|>` does not end a document.
+No special token is ever added, and the spelling of a special token inside a text stays text unless
+asked otherwise: a web page that contains `<|endoftext|>` does not end a document.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+import numpy as np
 
 from fixedcode_megatron.errors import UserError
 
-# Spellings of an end-of-document token, tried in this order where no tokenizer_config.json says.
-EOD_SPELLINGS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
+_T = TypeVar("_T")
 
 
 class Tokenizer(ABC):
@@ -43,6 +42,25 @@ class Tokenizer(ABC):
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, without special tokens."""
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all texts one after the other, [n] of an integer type, and each text's number of
+        ids, int64 [texts]."""
+        encoded = self.encode_batch(texts)
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        flat = np.empty(int(lengths.sum()), np.int32)
+        begin = 0
+        for ids in encoded:
+            flat[begin : begin + len(ids)] = ids
+            begin += len(ids)
+        return flat, lengths
+
+    def definition(self) -> bytes | None:
+        """The tokenizer as a `tokenizer.json` for other libraries, or None if it has no such form.
+
+        Where special spellings are text, its special tokens are left out.
+        """
+        return None
 
     @abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
@@ -72,84 +90,6 @@ class Tokenizer(ABC):
         )
 
 
-class HuggingFaceTokenizer(Tokenizer):
-    """A `tokenizer.json`, or a folder that holds one, read by the `tokenizers` library.
-
-    Parameters
-    ----------
-    model
-        The file or folder. A `tokenizer_config.json` beside it names the end-of-document token
-        (`eos_token`); without one the first of `EOD_SPELLINGS` in the vocabulary is taken.
-
-    Raises
-    ------
-    UserError
-        If there is no such file, or the library cannot read it.
-    """
-
-    def __init__(self, model: str) -> None:
-        import tokenizers
-
-        path = Path(model)
-        if path.is_dir():
-            path = path / "tokenizer.json"
-            if not path.is_file():
-                raise UserError(f"--tokenizer-model {model}: the folder holds no tokenizer.json")
-        if not path.is_file():
-            raise UserError(
-                f"--tokenizer-model {model}: no such file; give a tokenizer.json or its folder"
-            )
-        content = path.read_bytes()
-        try:
-            inner = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
-        except Exception as error:  # the library raises bare Exceptions
-            raise UserError(f"--tokenizer-model {path}: not a tokenizer.json ({error})") from error
-        inner.no_padding()
-        inner.no_truncation()
-        inner.encode_special_tokens = True  # "as text", in spite of the name
-        self._inner = inner
-        self.name = f"tokenizer {path}"
-        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
-        self.eod_id = _find_eod(inner, path)
-        digest = hashlib.sha256(content)
-        digest.update(b"eod %d" % (-1 if self.eod_id is None else self.eod_id))
-        self.fingerprint = digest.hexdigest()
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [encoding.ids for encoding in encodings]
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
-
-
-class GPT2BPETokenizer(HuggingFaceTokenizer):
-    """GPT-2's byte-level BPE from its `vocab.json` and `merges.txt`."""
-
-    def __init__(self, vocab_file: str, merge_file: str) -> None:
-        import tokenizers
-
-        for flag, path in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
-            if not Path(path).is_file():
-                raise UserError(f"{flag} {path}: no such file")
-        try:
-            model = tokenizers.models.BPE.from_file(vocab_file, merge_file)
-        except Exception as error:
-            raise UserError(
-                f"--vocab-file {vocab_file}, --merge-file {merge_file}: {error}"
-            ) from error
-        inner = tokenizers.Tokenizer(model)
-        inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-        inner.decoder = tokenizers.decoders.ByteLevel()
-        self._inner = inner
-        self.name = f"tokenizer {vocab_file}"
-        self.vocab_size = max(inner.get_vocab().values()) + 1
-        self.eod_id = inner.token_to_id("<|endoftext|>")
-        digest = hashlib.sha256(Path(vocab_file).read_bytes())
-        digest.update(Path(merge_file).read_bytes())
-        self.fingerprint = digest.hexdigest()
-
-
 class ByteLevelTokenizer(Tokenizer):
     """UTF-8 bytes as ids 0 to 255, 256 ends a document. V = 257."""
 
@@ -160,6 +100,11 @@ class ByteLevelTokenizer(Tokenizer):
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         return [list(text.encode("utf-8")) for text in texts]
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        encoded = [text.encode("utf-8") for text in texts]
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        return np.frombuffer(b"".join(encoded), np.uint8), lengths
 
     def decode(self, ids: Sequence[int]) -> str:
         return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
@@ -197,6 +142,9 @@ class NullTokenizer(Tokenizer):
 TOKENIZER_TYPES = (
     "HuggingFaceTokenizer",
     "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "TikTokenizer",
     "ByteLevelTokenizer",
     "NullTokenizer",
 )
@@ -209,6 +157,9 @@ def build_tokenizer(
     merge_file: str | None = None,
     *,
     vocab_size: int | None = None,
+    tiktoken_pattern: str | None = None,
+    tiktoken_special_tokens: Sequence[str] | None = None,
+    parse_special_tokens: bool = False,
 ) -> Tokenizer:
     """Build a tokenizer from Megatron's flags.
 
@@ -216,57 +167,54 @@ def build_tokenizer(
     ----------
     tokenizer_type
         One of `TOKENIZER_TYPES`.
-    tokenizer_model, vocab_file, merge_file, vocab_size
+    tokenizer_model, vocab_file, merge_file, vocab_size, tiktoken_pattern, tiktoken_special_tokens
         As the type needs them.
+    parse_special_tokens
+        Spellings of special tokens inside a text become those tokens.
 
     Raises
     ------
     UserError
-        If the type is unknown, a flag it needs is missing, or a file is missing or unreadable.
+        If the type is unknown, a flag it needs is missing, a file is missing or unreadable, or
+        the library that reads it is not installed.
     """
+    special = parse_special_tokens
     if tokenizer_type == "HuggingFaceTokenizer":
-        _need(tokenizer_type, "--tokenizer-model", tokenizer_model, "FOLDER_OR_TOKENIZER_JSON")
-        assert tokenizer_model is not None
-        return HuggingFaceTokenizer(tokenizer_model)
+        from fixedcode_megatron.data.hf_tokenizers import HuggingFaceTokenizer
+
+        model = _needed(
+            tokenizer_type, "--tokenizer-model", tokenizer_model, "FOLDER_OR_TOKENIZER_JSON"
+        )
+        return HuggingFaceTokenizer(model, parse_special_tokens=special)
     if tokenizer_type == "GPT2BPETokenizer":
-        _need(tokenizer_type, "--vocab-file", vocab_file, "vocab.json")
-        _need(tokenizer_type, "--merge-file", merge_file, "merges.txt")
-        assert vocab_file is not None and merge_file is not None
-        return GPT2BPETokenizer(vocab_file, merge_file)
+        from fixedcode_megatron.data.hf_tokenizers import GPT2BPETokenizer
+
+        vocab = _needed(tokenizer_type, "--vocab-file", vocab_file, "vocab.json")
+        merges = _needed(tokenizer_type, "--merge-file", merge_file, "merges.txt")
+        return GPT2BPETokenizer(vocab, merges, parse_special_tokens=special)
+    if tokenizer_type in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
+        from fixedcode_megatron.data.sentencepiece_tokenizer import SentencePieceTokenizer
+
+        model = _needed(tokenizer_type, "--tokenizer-model", tokenizer_model, "tokenizer.model")
+        return SentencePieceTokenizer(model, parse_special_tokens=special)
+    if tokenizer_type == "TikTokenizer":
+        from fixedcode_megatron.data.tiktoken_tokenizer import TikTokenizer
+
+        model = _needed(tokenizer_type, "--tokenizer-model", tokenizer_model, "o200k_base.tiktoken")
+        return TikTokenizer(
+            model, tiktoken_pattern, tiktoken_special_tokens, parse_special_tokens=special
+        )
     if tokenizer_type == "ByteLevelTokenizer":
         return ByteLevelTokenizer()
     if tokenizer_type == "NullTokenizer":
-        _need(tokenizer_type, "--vocab-size", vocab_size, "50000")
-        assert vocab_size is not None
-        return NullTokenizer(vocab_size)
+        return NullTokenizer(_needed(tokenizer_type, "--vocab-size", vocab_size, "50000"))
     known = ", ".join(TOKENIZER_TYPES)
     raise UserError(f"--tokenizer-type {tokenizer_type} is unknown: give one of {known}")
 
 
-def _need(tokenizer_type: str, flag: str, value: object, example: str) -> None:
+def _needed(tokenizer_type: str, flag: str, value: _T | None, example: str) -> _T:
     if value is None:
         raise UserError(
             f"--tokenizer-type {tokenizer_type} needs {flag}, for example {flag} {example}"
         )
-
-
-def _find_eod(inner: Any, path: Path) -> int | None:
-    """Id of the end-of-document token: the config beside the file, else the usual spellings."""
-    config = path.with_name("tokenizer_config.json")
-    if config.is_file():
-        try:
-            token = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
-        except (ValueError, AttributeError) as error:
-            raise UserError(f"{config} is not a JSON object ({error})") from error
-        if isinstance(token, dict):
-            token = token.get("content")
-        if token is not None:
-            found = inner.token_to_id(token)
-            if found is None:
-                raise UserError(f"{config}: eos_token {token!r} is not in the vocabulary of {path}")
-            return found
-    for spelling in EOD_SPELLINGS:
-        found = inner.token_to_id(spelling)
-        if found is not None:
-            return found
-    return None
+    return value

@@ -31,68 +31,89 @@ def available_cores() -> int:
     return os.cpu_count() or 1
 
 
-def ordered_map(
-    make_function: Callable[..., Callable[[Any], Any]],
-    arguments: tuple,
-    items: Iterable[Any],
-    workers: int,
-) -> Generator[Any, None, None]:
-    """Yield `make_function(*arguments)(item)` for every item, in the order of the items.
+class WorkerDied(UserError):
+    """A worker process was killed or broke off."""
+
+
+class WorkerPool:
+    """Worker processes, started at once so that they boot while the caller prepares their work.
 
     Parameters
     ----------
-    make_function
-        A function of a module, called once in each worker.
-    arguments
-        Its arguments, picklable.
-    items
-        Consumed as needed: at most 2 per worker are under way at any time.
     workers
         Number of processes; 0 works in this one.
-
-    Raises
-    ------
-    UserError
-        If a worker was killed or broke off.
-    Exception
-        Whatever the function raised.
     """
-    if workers == 0:
-        function = make_function(*arguments)
-        for item in items:
-            yield function(item)
-        return
-    pool = [_Worker(make_function, arguments) for _ in range(workers)]
-    idle = deque(pool)  # popped and appended by threads; both are atomic
-    executor = ThreadPoolExecutor(workers, thread_name_prefix="worker")
 
-    def call(item: Any) -> Any:
-        worker = idle.popleft()
-        try:
-            return worker.call(item)
-        finally:
-            idle.append(worker)
+    def __init__(self, workers: int) -> None:
+        self._workers = [_Worker() for _ in range(workers)]
 
-    pending: deque[Future] = deque()
-    try:
-        for item in items:
-            pending.append(executor.submit(call, item))
-            if len(pending) >= 2 * workers:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    finally:
-        for future in pending:
-            future.cancel()
-        for worker in pool:
+    def close(self) -> None:
+        """End all workers."""
+        for worker in self._workers:
             worker.end()
-        executor.shutdown(wait=True, cancel_futures=True)
+
+    def map(
+        self,
+        make_function: Callable[..., Callable[[Any], Any]],
+        arguments: tuple,
+        items: Iterable[Any],
+    ) -> Generator[Any, None, None]:
+        """Yield `make_function(*arguments)(item)` for every item, in the order of the items.
+
+        Call it once.
+
+        Parameters
+        ----------
+        make_function
+            A function of a module, called once in each worker.
+        arguments
+            Its arguments, picklable.
+        items
+            Consumed as needed: at most 2 per worker are under way at any time.
+
+        Raises
+        ------
+        WorkerDied
+            If a worker was killed or broke off.
+        Exception
+            Whatever the function raised.
+        """
+        if not self._workers:
+            function = make_function(*arguments)
+            for item in items:
+                yield function(item)
+            return
+        task = pickle.dumps((make_function, arguments), protocol=pickle.HIGHEST_PROTOCOL)
+        idle = deque(self._workers)  # popped and appended by threads; both are atomic
+        executor = ThreadPoolExecutor(len(self._workers), thread_name_prefix="worker")
+
+        def call(item: Any) -> Any:
+            worker = idle.popleft()
+            try:
+                return worker.call(task, item)
+            finally:
+                idle.append(worker)
+
+        pending: deque[Future] = deque()
+        try:
+            for item in items:
+                pending.append(executor.submit(call, item))
+                if len(pending) >= 2 * len(self._workers):
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+            for worker in self._workers:
+                worker.end()
+            executor.shutdown(wait=True, cancel_futures=True)
 
 
 class _Worker:
     """One interpreter that runs `main()` of this module."""
 
-    def __init__(self, make_function: Callable, arguments: tuple) -> None:
+    def __init__(self) -> None:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
@@ -100,6 +121,7 @@ class _Worker:
             "PYTHONPATH": os.pathsep.join(paths),
             "TOKENIZERS_PARALLELISM": "false",  # one thread per worker
             "RAYON_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "fixedcode_megatron.data.workers"],
@@ -109,26 +131,27 @@ class _Worker:
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
         )
         self._lock = threading.Lock()
-        self._send((make_function, arguments))
+        self._has_task = False
 
-    def call(self, item: Any) -> Any:
+    def call(self, task: bytes, item: Any) -> Any:
+        """The function's answer to `item`; the worker builds the function at its first call."""
         try:
-            self._send(item)
+            if not self._has_task:
+                self._send(task)
+                self._has_task = True
+            self._send(pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL))
             assert self._process.stdout is not None
             answer = _receive(self._process.stdout)
         except (BrokenPipeError, EOFError, ValueError) as error:
-            raise UserError(f"a worker process {self._how_it_ended()}") from error
+            raise WorkerDied(f"a worker process {self._how_it_ended()}") from error
         ok, value = pickle.loads(answer)
         if not ok:
             raise value
         return value
 
-    def _send(self, value: Any) -> None:
+    def _send(self, payload: bytes) -> None:
         assert self._process.stdin is not None
-        try:
-            _send(self._process.stdin, pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL))
-        except BrokenPipeError as error:
-            raise UserError(f"a worker process {self._how_it_ended()}") from error
+        _send(self._process.stdin, payload)
 
     def _how_it_ended(self) -> str:
         code = self._process.wait(timeout=30)
@@ -163,11 +186,16 @@ def _receive(stream: IO[bytes]) -> bytes:
 
 def main() -> None:
     """Serve calls until the parent closes the pipe, or is gone."""
+    import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
+
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     function: Callable | None = None
     failure: Exception | None = None
-    make_function, arguments = pickle.loads(_receive(requests))
+    try:
+        make_function, arguments = pickle.loads(_receive(requests))
+    except EOFError:
+        return
     try:
         function = make_function(*arguments)
     except Exception as error:

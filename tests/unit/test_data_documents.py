@@ -1,21 +1,8 @@
-"""JSON lines: what is a document, what is not, where blocks are cut."""
-
-import gzip
+"""JSON lines and rows: what is a document, what is not."""
 
 import pytest
 
-from fixedcode_megatron.data.documents import (
-    Block,
-    Rejected,
-    expand_inputs,
-    parse_block,
-    read_blocks,
-)
-from fixedcode_megatron.errors import UserError
-
-
-def parse(data, keys=("text",)):
-    return list(parse_block(Block("x.jsonl", 1, data, len(data)), keys))
+from fixedcode_megatron.data.documents import Rejected, parse_lines, parse_rows
 
 
 @pytest.mark.parametrize(
@@ -30,7 +17,7 @@ def parse(data, keys=("text",)):
     ],
 )
 def test_documents(line, text):
-    assert parse(line + b"\n") == [[text]]
+    assert parse_lines(line + b"\n", ["text"]).columns == [[text]]
 
 
 @pytest.mark.parametrize(
@@ -48,32 +35,28 @@ def test_documents(line, text):
     ],
 )
 def test_no_documents(line, kind):
-    (rejected,) = parse(line + b"\n")
-    assert isinstance(rejected, Rejected) and rejected.kind == kind and rejected.line == 1
+    records = parse_lines(b'{"text": "x"}\n' + line + b"\n", ["text"])
+    (rejected,) = records.rejected
+    assert isinstance(rejected, Rejected) and rejected.kind == kind and rejected.line == 2
+    assert records.columns == [["x"]] and records.lines == 2
 
 
-@pytest.mark.parametrize("size", [1, 5, 16, 1000])
-@pytest.mark.parametrize("packed", [False, True])
-def test_blocks_hold_whole_lines_with_their_numbers(tmp_path, size, packed):
-    data = b"\xef\xbb\xbf" + b'{"text":"one"}\n\n{"text":"three"}\nbad\n{"text":"five"}'
-    path = tmp_path / ("x.jsonl.gz" if packed else "x.jsonl")
-    path.write_bytes(gzip.compress(data) if packed else data)
-    found = [
-        record for block in read_blocks([path], size) for record in parse_block(block, ["text"])
-    ]
-    texts = [record[0] for record in found if not isinstance(record, Rejected)]
-    assert texts == ["one", "three", "five"]
-    assert [(r.line, r.kind) for r in found if isinstance(r, Rejected)] == [
-        (2, "blank"), (4, "malformed"),
-    ]  # fmt: skip
-    if not packed:
-        assert sum(block.read_bytes for block in read_blocks([path], size)) == len(data)
+def test_a_record_counts_under_all_keys_or_none():
+    data = b'{"a": "1", "b": "2"}\n{"a": "3"}\n{"b": "4", "a": "5"}'
+    records = parse_lines(data, ["b", "a"])
+    assert records.columns == [["2", "4"], ["1", "5"]]
+    assert [(r.line, r.kind) for r in records.rejected] == [(2, "missing")]
 
 
-def test_folders_leave_out_summaries_and_other_files(tmp_path):
-    for name in ("p10.jsonl", "p2.json.gz", "o_text_document.json", "o_text_document.idx", "a.md"):
-        (tmp_path / name).write_text("")
-    assert [p.name for p in expand_inputs([str(tmp_path)])] == ["p2.json.gz", "p10.jsonl"]
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no such file"):
-        expand_inputs([str(tmp_path / "empty")])
+def test_byte_order_mark_only_at_the_beginning_of_a_file():
+    data = b'\xef\xbb\xbf{"text": "a"}\n'
+    assert parse_lines(data, ["text"], first=True).columns == [["a"]]
+    assert parse_lines(data, ["text"]).rejected[0].kind == "malformed"
+
+
+def test_rows():
+    rows = [{"text": "a"}, {"text": None}, {"text": 5}, {}, {"text": "\ud800"}, {"text": "b"}]
+    records = parse_rows(rows, ["text"])
+    assert records.columns == [["a", "b"]] and records.lines == 6
+    kinds = [(r.line, r.kind) for r in records.rejected]
+    assert kinds == [(2, "null"), (3, "non-string"), (4, "missing"), (5, "malformed")]

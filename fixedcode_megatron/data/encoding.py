@@ -1,0 +1,210 @@
+"""A worker's part of preprocessing: read an item, tokenize its documents, append the EOD id."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fixedcode_megatron.data.documents import Rejected
+from fixedcode_megatron.data.engine_check import Sample, compare
+from fixedcode_megatron.data.engines import EnginePlan, FastEncoder
+from fixedcode_megatron.data.sentences import make_splitter
+from fixedcode_megatron.data.sources import Payload
+from fixedcode_megatron.data.tokenizers import build_tokenizer
+from fixedcode_megatron.errors import UserError
+
+_BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
+_AUDIT_AFTER = 1 << 26  # characters; then one document of each item is compared
+_AUDIT_CHARACTERS = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class EncoderSpec:
+    """How documents become ids; picklable.
+
+    Attributes
+    ----------
+    tokenizer
+        Keyword arguments of `build_tokenizer`.
+    engine
+        A fast engine that was checked, or None for the tokenizer itself.
+    keys
+        Keys of the texts.
+    eod
+        Id to append to each document, or None.
+    vocab_size, dtype
+        Bound of the ids and the name of their type.
+    stop
+        Stop at the first line that is no document.
+    splitter, language
+        Name of a sentence splitter and its language; None keeps documents whole.
+    """
+
+    tokenizer: dict[str, Any]
+    engine: EnginePlan | None
+    keys: tuple[str, ...]
+    eod: int | None
+    vocab_size: int
+    dtype: str
+    stop: bool = True
+    splitter: str | None = None
+    language: str = "english"
+
+
+@dataclass
+class EncodedColumn:
+    """Documents of one key.
+
+    Attributes
+    ----------
+    ids
+        Of all documents, one after the other.
+    lengths
+        Of each sequence, int32; without sentence splitting a sequence is a document.
+    sequences
+        With sentence splitting, each document's number of sequences, int32; else None.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    sequences: np.ndarray | None = None
+
+
+@dataclass
+class EncodedBlock:
+    """What a worker makes of an item.
+
+    Attributes
+    ----------
+    columns
+        One for each key.
+    rejected
+        Lines that are no documents, blank ones left out.
+    counts
+        How many lines or records gave no document, by kind, with "blank" and "empty".
+    lines
+        Lines or rows of the item.
+    """
+
+    columns: list[EncodedColumn]
+    rejected: list[Rejected] = field(default_factory=list)
+    counts: Counter = field(default_factory=Counter)
+    lines: int = 0
+
+
+class BlockEncoder:
+    """Encodes items after `EncoderSpec`. Built once in each worker."""
+
+    def __init__(self, spec: EncoderSpec) -> None:
+        self._spec = spec
+        self._tokenizer = functools.cache(lambda: build_tokenizer(**spec.tokenizer))
+        self._fast = FastEncoder(spec.engine, self._tokenizer) if spec.engine else None
+        self._split = make_splitter(spec.splitter, spec.language) if spec.splitter else None
+        self._characters = 0
+
+    def __call__(self, payload: Payload) -> EncodedBlock:
+        if isinstance(payload, Sample):
+            assert self._fast is not None
+            return EncodedBlock([EncodedColumn(*self._fast.encode_flat(payload.texts))])
+        records = payload.read(self._spec.keys)
+        rejected = [r for r in records.rejected if r.kind != "blank"]  # a blank line is no mistake
+        if rejected and self._spec.stop:
+            return EncodedBlock([], rejected[:1])
+        counts = Counter(r.kind for r in records.rejected)
+        columns = [self._encode(texts) for texts in records.columns]
+        self._audit([text for texts in records.columns for text in texts])
+        counts["empty"] = self._drop_empty(columns)
+        if self._spec.eod is not None:
+            for column in columns:
+                _append(column, self._spec.eod)
+        return EncodedBlock(columns, rejected, +counts, records.lines)
+
+    def _encode(self, texts: list[str]) -> EncodedColumn:
+        sequences = None
+        if self._split is not None:
+            split = [self._split(text) for text in texts]
+            sequences = np.fromiter(map(len, split), np.int32, len(split))
+            texts = [sentence for sentences in split for sentence in sentences]
+        ids, lengths = self._fast.encode_flat(texts) if self._fast else self._encode_slowly(texts)
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._spec.vocab_size:
+            raise UserError(f"the tokenizer gave an id outside 0 to {self._spec.vocab_size - 1}")
+        column = EncodedColumn(ids.astype(self._spec.dtype), lengths.astype(np.int32), sequences)
+        if sequences is not None:  # a sentence without a token is no sequence
+            documents = np.repeat(np.arange(len(sequences)), sequences)
+            filled = column.lengths > 0
+            column.sequences = np.bincount(documents[filled], minlength=len(sequences))
+            column.lengths = column.lengths[filled]
+        return column
+
+    def _encode_slowly(self, texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        tokenizer = self._tokenizer()
+        try:
+            parts = [tokenizer.encode_flat(batch) for batch in _batches(texts)]
+        except UserError:
+            raise
+        except Exception as error:  # the tokenizers library raises bare Exceptions
+            raise UserError(f"{tokenizer.name} cannot encode a document: {error}") from error
+        if not parts:
+            return np.empty(0, np.int32), np.empty(0, np.int64)
+        ids, lengths = zip(*parts, strict=True)
+        return np.concatenate(ids), np.concatenate(lengths)
+
+    def _audit(self, texts: list[str]) -> None:
+        """Once a worker has much behind it, go on comparing an engine with HF tokenizers."""
+        before = self._characters
+        self._characters += sum(map(len, texts))
+        if self._fast is None or before < _AUDIT_AFTER or not texts:
+            return
+        text = texts[before % len(texts)][:_AUDIT_CHARACTERS]
+        compare(self._tokenizer(), [text], *self._fast.encode_flat([text]))
+
+    @staticmethod
+    def _drop_empty(columns: list[EncodedColumn]) -> int:
+        """Drop the records that have no token under any key, and count them."""
+        sizes = [c.lengths if c.sequences is None else c.sequences for c in columns]
+        filled = np.any([size > 0 for size in sizes], axis=0)
+        if filled.all():
+            return 0
+        for column in columns:
+            if column.sequences is None:
+                column.lengths = column.lengths[filled]
+            else:
+                column.sequences = column.sequences[filled]
+        return int(np.count_nonzero(~filled))
+
+
+def _batches(texts: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Runs of texts of a bounded number of characters (one text may be longer)."""
+    begin = characters = 0
+    for end, text in enumerate(texts, start=1):
+        characters += len(text)
+        if characters >= _BATCH_CHARACTERS or end == len(texts):
+            yield texts[begin:end]
+            begin, characters = end, 0
+
+
+def _append(column: EncodedColumn, eod: int) -> None:
+    """Append `eod` to every document that has a token; in place of nothing, nothing."""
+    if column.sequences is None:
+        last = column.lengths > 0
+    else:
+        last = np.zeros(len(column.lengths), bool)
+        last[np.cumsum(column.sequences)[column.sequences > 0] - 1] = True
+    lengths = column.lengths + last.astype(np.int32)
+    ids = np.empty(len(column.ids) + int(np.count_nonzero(last)), column.ids.dtype)
+    places = np.cumsum(lengths, dtype=np.int64)[last] - 1
+    others = np.ones(len(ids), bool)
+    others[places] = False
+    ids[others] = column.ids
+    ids[places] = eod
+    column.ids, column.lengths = ids, lengths
+
+
+def make_encoder(spec: EncoderSpec) -> Callable[[Payload], EncodedBlock]:
+    """What `WorkerPool.map` calls in each worker."""
+    return BlockEncoder(spec)

@@ -1,0 +1,137 @@
+"""Tokenizers of the `tokenizers` library: a `tokenizer.json`, or GPT-2's vocabulary and merges."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from fixedcode_megatron.data.tokenizers import Tokenizer
+from fixedcode_megatron.errors import UserError
+
+# Spellings of an end-of-document token, tried in this order where no tokenizer_config.json says.
+EOD_SPELLINGS = ("<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|eos|>", "[EOS]", "<EOS>")
+
+
+class HuggingFaceTokenizer(Tokenizer):
+    """A `tokenizer.json`, or a folder that holds one, read by the `tokenizers` library.
+
+    Parameters
+    ----------
+    model
+        The file or folder. A `tokenizer_config.json` beside it names the end-of-document token
+        (`eos_token`); without one the first of `EOD_SPELLINGS` in the vocabulary is taken.
+    parse_special_tokens
+        Spellings of special tokens inside a text become those tokens.
+
+    Raises
+    ------
+    UserError
+        If there is no such file, or the library cannot read it.
+    """
+
+    def __init__(self, model: str, *, parse_special_tokens: bool = False) -> None:
+        import tokenizers
+
+        path = Path(model)
+        if path.is_dir():
+            path = path / "tokenizer.json"
+            if not path.is_file():
+                raise UserError(f"--tokenizer-model {model}: the folder holds no tokenizer.json")
+        if not path.is_file():
+            raise UserError(
+                f"--tokenizer-model {model}: no such file; give a tokenizer.json or its folder"
+            )
+        content = path.read_bytes()
+        try:
+            inner = tokenizers.Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises bare Exceptions
+            raise UserError(f"--tokenizer-model {path}: not a tokenizer.json ({error})") from error
+        self._set_up(inner, f"tokenizer {path}", parse_special_tokens, content)
+        self.eod_id = _find_eod(inner, path)
+        digest = hashlib.sha256(content)
+        digest.update(b"eod %d" % (-1 if self.eod_id is None else self.eod_id))
+        digest.update(b"special" * parse_special_tokens)
+        self.fingerprint = digest.hexdigest()
+
+    def _set_up(
+        self, inner: Any, name: str, parse_special_tokens: bool, source: bytes | None = None
+    ) -> None:
+        inner.no_padding()
+        inner.no_truncation()
+        inner.encode_special_tokens = not parse_special_tokens  # "as text", in spite of the name
+        self._inner = inner
+        self._source = source
+        self._parse_special_tokens = parse_special_tokens
+        self.name = name
+        self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+
+    def definition(self) -> bytes | None:
+        tree = orjson.loads(self._source or self._inner.to_str())
+        tree.update(padding=None, truncation=None, post_processor=None)
+        if not self._parse_special_tokens:
+            tree["added_tokens"] = [t for t in tree["added_tokens"] if not t["special"]]
+        return orjson.dumps(tree)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in encodings]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return self._inner.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+class GPT2BPETokenizer(HuggingFaceTokenizer):
+    """GPT-2's byte-level BPE from its `vocab.json` and `merges.txt`."""
+
+    def __init__(
+        self, vocab_file: str, merge_file: str, *, parse_special_tokens: bool = False
+    ) -> None:
+        import tokenizers
+
+        for flag, path in (("--vocab-file", vocab_file), ("--merge-file", merge_file)):
+            if not Path(path).is_file():
+                raise UserError(f"{flag} {path}: no such file")
+        try:
+            model = tokenizers.models.BPE.from_file(vocab_file, merge_file)
+        except Exception as error:
+            raise UserError(
+                f"--vocab-file {vocab_file}, --merge-file {merge_file}: {error}"
+            ) from error
+        inner = tokenizers.Tokenizer(model)
+        inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+        inner.decoder = tokenizers.decoders.ByteLevel()
+        if parse_special_tokens and inner.token_to_id(EOD_SPELLINGS[0]) is not None:
+            inner.add_special_tokens([EOD_SPELLINGS[0]])
+        self._set_up(inner, f"tokenizer {vocab_file}", parse_special_tokens)
+        self.eod_id = inner.token_to_id(EOD_SPELLINGS[0])
+        digest = hashlib.sha256(Path(vocab_file).read_bytes())
+        digest.update(Path(merge_file).read_bytes())
+        digest.update(b"special" * parse_special_tokens)
+        self.fingerprint = digest.hexdigest()
+
+
+def _find_eod(inner: Any, path: Path) -> int | None:
+    """Id of the end-of-document token: the config beside the file, else the usual spellings."""
+    config = path.with_name("tokenizer_config.json")
+    if config.is_file():
+        try:
+            token = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
+        except (ValueError, AttributeError) as error:
+            raise UserError(f"{config} is not a JSON object ({error})") from error
+        if isinstance(token, dict):
+            token = token.get("content")
+        if token is not None:
+            found = inner.token_to_id(token)
+            if found is None:
+                raise UserError(f"{config}: eos_token {token!r} is not in the vocabulary of {path}")
+            return found
+    for spelling in EOD_SPELLINGS:
+        found = inner.token_to_id(spelling)
+        if found is not None:
+            return found
+    return None
