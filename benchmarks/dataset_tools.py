@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import os
-import platform
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,7 +21,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-from sample_index import PeakMemory
+from sample_index import PeakMemory, device
 
 from fixedcode_megatron.data.indexed import IndexedDatasetReader, IndexedDatasetWriter
 from fixedcode_megatron.data.inspection import count_lengths
@@ -116,7 +115,7 @@ def _measure(step: str, work: Callable[[], object], whole: str) -> dict[str, obj
 def _keep(target: Path, rows: list[dict[str, object]]) -> None:
     facts = {
         "date": date.today().isoformat(),
-        "device": platform.machine(),
+        "device": device(),
         "cores": os.cpu_count(),
         "numpy": version("numpy"),
         "megatron_core": version("megatron-core"),
@@ -124,7 +123,7 @@ def _keep(target: Path, rows: list[dict[str, object]]) -> None:
     is_new = not target.exists()
     target.parent.mkdir(parents=True, exist_ok=True)
     with open(target, "a", newline="") as stream:
-        writer = csv.DictWriter(stream, [*facts, *rows[0]])
+        writer = csv.DictWriter(stream, [*facts, *rows[0]], lineterminator="\n")
         if is_new:
             writer.writeheader()
         writer.writerows({**facts, **row} for row in rows)
