@@ -29,10 +29,16 @@ def _codes(lift: Lift, low_bit: int, device: torch.device) -> Tensor:
 
 
 @functools.lru_cache(maxsize=8)
+def _two_values(lift: Lift, device: torch.device) -> Tensor:
+    """Return the values of the bits 0 and 1 on the device: a copy there would break a capture."""
+    return bit_values(lift.scale, lift.offset, lift.dtype).to(device)
+
+
+@functools.lru_cache(maxsize=8)
 def _values(lift: Lift, device: torch.device) -> Tensor:
     """Return the ``[2^K, K]`` table of element values, for K up to 16."""
     bits = _codes(lift, 0, device).unsqueeze(-1) >> torch.arange(lift.num_bits, device=device)
-    return bit_values(lift.scale, lift.offset, lift.dtype).to(device)[bits & 1]
+    return _two_values(lift, device)[bits & 1]
 
 
 def _columns(ids: Tensor, lift: Lift) -> Tensor:
@@ -43,7 +49,7 @@ def _columns(ids: Tensor, lift: Lift) -> Tensor:
     low = _codes(lift, 0, ids.device)[ids & ((1 << _TABLE_BITS) - 1)]
     codes = low ^ _codes(lift, _TABLE_BITS, ids.device)[ids >> _TABLE_BITS]
     bits = (codes.unsqueeze(-1) >> torch.arange(lift.num_bits, device=ids.device)) & 1
-    return bit_values(lift.scale, lift.offset, lift.dtype).to(ids.device)[bits]
+    return _two_values(lift, ids.device)[bits]
 
 
 def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:
@@ -62,6 +68,7 @@ def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:
             head.copy_(columns.unsqueeze(2))
         out[..., whole:] = columns[..., :rest]
         return
-    if (k * out.element_size()) % _LONG == 0:  # copy 8 bytes at a time
+    offset = out.storage_offset() * out.element_size()
+    if (k * out.element_size()) % _LONG == 0 and offset % _LONG == 0:  # copy 8 bytes at a time
         out, columns = out.view(torch.int64), columns.view(torch.int64)
     out.view(positions, batch, tiles, -1).copy_(columns.unsqueeze(2))

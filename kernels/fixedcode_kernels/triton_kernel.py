@@ -103,9 +103,10 @@ def _block_words(words: int) -> int:
     return next((n for n in sizes if 16 * (-words % n) <= words), SMALLEST_BLOCK_WORDS)
 
 
-def constants(lift: Lift) -> dict[str, object]:
-    """Return the kernel's compile-time constants for `lift`."""
-    per_word = 2 if lift.dtype.itemsize == 2 and lift.hidden_size % 2 == 0 else 1
+def constants(lift: Lift, packed: bool = True) -> dict[str, object]:
+    """Return the kernel's compile-time constants for `lift`; `packed` allows 32-bit words."""
+    packed = packed and lift.dtype.itemsize == 2 and lift.hidden_size % 2 == 0
+    per_word = 2 if packed else 1
     words = lift.hidden_size // per_word
     return {
         "COLUMNS": column_masks(lift.row_masks) if lift.row_masks else (),
@@ -131,10 +132,10 @@ def runtime_values(lift: Lift) -> tuple[int, int]:
 
 
 @functools.lru_cache(maxsize=256)
-def _plan(lift: Lift) -> tuple[dict[str, object], tuple[int, int], torch.dtype]:
-    plan = constants(lift)
-    packed = lift.dtype.itemsize * int(plan["PER_WORD"]) == 4  # type: ignore[call-overload]
-    return plan, runtime_values(lift), torch.int32 if packed else torch.int16
+def _plan(lift: Lift, packed: bool) -> tuple[dict[str, object], tuple[int, int], torch.dtype]:
+    plan = constants(lift, packed)
+    whole = plan["PER_WORD"] == 2 or lift.dtype.itemsize == 4
+    return plan, runtime_values(lift), torch.int32 if whole else torch.int16
 
 
 def arguments(
@@ -144,7 +145,7 @@ def arguments(
     positions, batch, _ = out.shape
     rows = positions * batch
     check_rows(rows)
-    plan, (low, delta), word_type = _plan(lift)
+    plan, (low, delta), word_type = _plan(lift, out.storage_offset() % 2 == 0)
     stride_b, stride_s = ids.stride()
     words = out.view(word_type)
     return (ids, words, low, delta, rows, batch, seq_start, stride_b, stride_s), plan
