@@ -72,7 +72,7 @@ def without_repeats(parts: Sequence[Draw]) -> int:
 def as_table(parts: Sequence[Draw]) -> str:
     """The parts for people, one a line, and their sum."""
     head = ("dataset", "weight", "documents", "tokens", "samples", "drawn tokens", "epochs")
-    rows = [
+    rows: list[tuple[str, ...]] = [
         (p.prefix, f"{p.weight:.4f}", f"{p.documents:,}", f"{p.tokens:,}", f"{p.samples:,}",
          f"{p.drawn_tokens:,}", f"{p.epochs:.3f}")
         for p in parts
