@@ -23,8 +23,9 @@ from fixedcode_megatron.data.index_format import (
     sequence_pointers,
     summary_path,
 )
+from fixedcode_megatron.data.merge_checks import check_summaries
 from fixedcode_megatron.data.partial_pair import PartialPair
-from fixedcode_megatron.data.summary import common_facts, read_summary, write_summary
+from fixedcode_megatron.data.summary import common_facts, write_summary
 from fixedcode_megatron.errors import UserError
 
 logger = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ def merge(
     dtype: str = "same",
     overwrite: bool = False,
     mixed_tokenizers: bool = False,
+    missing_shards: bool = False,
     on_bytes: Callable[[int], object] = lambda _: None,
 ) -> dict[str, Any]:
     """Write the documents of all datasets, in this order, as one dataset.
@@ -60,6 +62,8 @@ def merge(
         Replace an existing dataset at `output_prefix`.
     mixed_tokenizers
         Merge datasets although their summaries name different tokenizers.
+    missing_shards
+        Merge some shards of a preprocessing run although others are not among the inputs.
     on_bytes
         Called with the number of bytes of each block of tokens written.
 
@@ -76,7 +80,13 @@ def merge(
     """
     shards = [_inspect(prefix) for prefix in prefixes]
     kind = _common_dtype(shards, dtype)
-    _refuse_mixtures(shards, mixed_tokenizers)
+    for shard in shards[1:]:
+        if shard.header.multimodal != shards[0].header.multimodal:
+            raise UserError(
+                f"of {shards[0].prefix} and {shard.prefix} only one has modes (multimodal): they "
+                "cannot be one dataset"
+            )
+    check_summaries(prefixes, mixed_tokenizers=mixed_tokenizers, missing_shards=missing_shards)
     tokens = sum(shard.tokens for shard in shards)
     if tokens == 0:
         raise UserError("all datasets are empty: there is nothing to merge")
@@ -159,35 +169,6 @@ def _common_dtype(shards: Sequence[_Shard], wanted: str) -> np.dtype:
                 "with --dtype int32"
             )
     return first.header.dtype
-
-
-def _refuse_mixtures(shards: Sequence[_Shard], mixed_tokenizers: bool) -> None:
-    first = shards[0]
-    summaries = [read_summary(shard.prefix) for shard in shards]
-    named: tuple[str, str] | None = None
-    here = {os.path.realpath(shard.prefix): shard.prefix for shard in shards}
-    for shard, summary in zip(shards, summaries, strict=True):
-        if shard.header.multimodal != first.header.multimodal:
-            raise UserError(
-                f"of {first.prefix} and {shard.prefix} only one has modes (multimodal): they "
-                "cannot be one dataset"
-            )
-        if summary is None:
-            continue
-        inside = [here[p] for p in summary.get("merged_from", ()) if p in here]
-        if inside:
-            raise UserError(
-                f"{shard.prefix} was merged from {inside[0]}, which is an input too: its documents "
-                "would occur twice; leave one of them out"
-            )
-        fingerprint = summary.get("tokenizer_fingerprint")
-        if fingerprint and named and named[1] != fingerprint and not mixed_tokenizers:
-            raise UserError(
-                f"{named[0]} and {shard.prefix} were made with different tokenizers (see their "
-                ".json): ids would mean different things; --allow-mixed-tokenizers merges them"
-            )
-        if fingerprint and named is None:
-            named = (shard.prefix, fingerprint)
 
 
 def _refuse_full_disk(shards: Sequence[_Shard], output_prefix: str, token_bytes: int) -> None:

@@ -45,6 +45,10 @@ def _parser() -> argparse.ArgumentParser:
         "--allow-mixed-tokenizers", action="store_true",
         help="merge although summaries name different tokenizers",
     )  # fmt: skip
+    parser.add_argument(
+        "--allow-missing-shards", action="store_true",
+        help="merge although shards of a preprocessing run are not among the inputs",
+    )  # fmt: skip
     parser.add_argument("--overwrite", action="store_true", help="replace an existing output")
     parser.add_argument("--dry-run", action="store_true", help="print the order and stop")
     return parser
@@ -68,6 +72,7 @@ def _work(arguments: argparse.Namespace) -> None:
             dtype=arguments.dtype,
             overwrite=arguments.overwrite,
             mixed_tokenizers=arguments.allow_mixed_tokenizers,
+            missing_shards=arguments.allow_missing_shards,
             on_bytes=bar.update,
         )
     print(

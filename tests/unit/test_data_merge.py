@@ -163,6 +163,21 @@ def test_summary_and_different_tokenizers(tmp_path):
     assert written.items() >= summary.items()
 
 
+def test_a_shard_that_failed_is_missed(tmp_path):
+    prefixes = [write(tmp_path / f"p_{number}", [[[number]]]) for number in (0, 1, 3)]
+    for prefix, number in zip(prefixes, (0, 1, 3), strict=True):
+        facts = {"bin_bytes": 2, "key": "text", "inputs": ["x"], "shard": [number, 5]}
+        (tmp_path / f"{prefix}.json").write_text(json.dumps(facts))
+    before = names(tmp_path)
+    with pytest.raises(UserError, match=r"2 of 5 shards .*\(--shard-index 2, 4\)"):
+        merge(prefixes, str(tmp_path / "m"))
+    assert names(tmp_path) == before
+    assert merge(prefixes, str(tmp_path / "m"), missing_shards=True)["documents"] == 3
+    facts["shard"] = [0, 1]  # not a part of anything
+    (tmp_path / "p_3.json").write_text(json.dumps(facts))
+    assert merge(prefixes[2:], str(tmp_path / "n"))["documents"] == 1
+
+
 def test_damaged_inputs_leave_nothing(tmp_path):
     a = write(tmp_path / "a", [[[1, 2]]])
     b = write(tmp_path / "b", [[[3, 4]]])
