@@ -66,7 +66,7 @@ class Output:
         self._rejected: IO[bytes] | None = None
         self._job, self._interval = job, interval
         self._last = time.monotonic()
-        self._has_checkpoint = False
+        self._left_alone = False
         self.counts: Counter[str] = Counter()
         self.engine = ""
         self.writers: list[ResumableWriter] = []
@@ -96,6 +96,7 @@ class Output:
         """
         state = None if resume is False else self._read_state()
         if resume and state is None and self._state_path.exists():
+            self._left_alone = True
             raise UserError(
                 f"--resume: the interrupted run at {self._state_path} had other inputs, tokenizer "
                 "or flags; run it again with those, or give --no-resume to begin anew"
@@ -112,7 +113,6 @@ class Output:
             self._state_path.unlink(missing_ok=True)
             self._rejected_partial.unlink(missing_ok=True)
             return Position()
-        self._has_checkpoint = True
         self.counts = Counter(state["counts"])
         if state["rejected_bytes"]:
             self._rejected = open(self._rejected_partial, "ab")  # noqa: SIM115
@@ -169,7 +169,6 @@ class Output:
             "writers": [writer.checkpoint() for writer in self.writers],
         }
         write_text_whole(self._state_path, json.dumps(state))
-        self._has_checkpoint = True
         self._last = time.monotonic()
 
     def commit(self, summaries: Sequence[dict[str, Any]]) -> None:
@@ -201,10 +200,10 @@ class Output:
         trace: TracebackType | None,
     ) -> None:
         kept = (WorkerDied, OSError, KeyboardInterrupt, SystemExit, EngineError)
-        if isinstance(error, kept) and self._has_checkpoint:
+        if self._left_alone or (isinstance(error, kept) and self._state_path.exists()):
             for writer in self.writers:
                 writer.suspend()
-            if not isinstance(error, EngineError):
+            if not self._left_alone and not isinstance(error, EngineError):
                 logger.warning("interrupted: the same command continues at the last checkpoint")
         else:
             self.discard()

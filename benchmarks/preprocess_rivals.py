@@ -1,0 +1,120 @@
+"""The rivals of benchmarks/preprocess.py; each runs as a process of its own.
+
+python benchmarks/preprocess_rivals.py pool|encode_batch|engine TOKENIZER LINES WORKERS OUTPUT
+prints a JSON object: tokens, and for the engine the seconds of encoding alone.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+_tokenizer = None
+_encoder = None
+
+
+def _load(folder: str) -> None:
+    """In each process of the pool, as Megatron-LM's Encoder.initializer does."""
+    global _tokenizer
+    import tokenizers
+
+    _tokenizer = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
+    _tokenizer.encode_special_tokens = True
+
+
+def _encode_line(line: str) -> tuple[list[int], int]:
+    assert _tokenizer is not None
+    ids = _tokenizer.encode(json.loads(line)["text"], add_special_tokens=False).ids
+    return [*ids, 0] if ids else [], len(line)
+
+
+def pool(folder: str, lines: str, workers: int, output: str) -> dict:
+    """A document at a time through a multiprocessing pool, as Megatron-LM's preprocess_data.py."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    tokens = 0
+    context = multiprocessing.get_context("fork")
+    with (
+        context.Pool(workers, _load, (folder,)) as processes,
+        open(output, "wb") as target,
+        open(lines, encoding="utf-8") as source,
+    ):
+        for ids, _ in processes.imap(_encode_line, source, 32):
+            target.write(np.array(ids, dtype=np.uint16).tobytes())
+            tokens += len(ids)
+    return {"tokens": tokens}
+
+
+def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
+    """Batches of 256 documents through HF tokenizers' own threads, in one process."""
+    os.environ.update(TOKENIZERS_PARALLELISM="true", RAYON_NUM_THREADS=str(workers))
+    _load(folder)
+    assert _tokenizer is not None
+    tokens = 0
+    batch: list[str] = []
+    with open(lines, encoding="utf-8") as source, open(output, "wb") as target:
+        for line in [*source, None]:
+            if line is not None:
+                batch.append(json.loads(line)["text"])
+            if len(batch) == 256 or line is None:
+                for encoding in _tokenizer.encode_batch_fast(batch, add_special_tokens=False):
+                    ids = [*encoding.ids, 0] if encoding.ids else []
+                    target.write(np.array(ids, dtype=np.uint16).tobytes())
+                    tokens += len(ids)
+                batch = []
+    return {"tokens": tokens}
+
+
+def _build_engine(folder: str) -> None:
+    global _encoder
+    from fixedcode_megatron.data.engine_check import candidates
+    from fixedcode_megatron.data.engines import FastEncoder
+    from fixedcode_megatron.data.tokenizers import build_tokenizer
+
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", folder)
+    plan = candidates(tokenizer, "auto")[0]
+    assert plan is not None, "no engine does this tokenizer"
+    _encoder = FastEncoder(plan, lambda: tokenizer)
+
+
+def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float]:
+    """Encode every n-th 200 documents, read and parsed beforehand; only encoding is timed."""
+    lines, index, count = share
+    blocks, held = [], []
+    with open(lines, "rb") as source:
+        for number, line in enumerate(source):
+            if number // 200 % count == index:
+                held.append(json.loads(line)["text"])
+            if len(held) == 200:
+                blocks.append(held)
+                held = []
+    blocks.append(held)
+    assert _encoder is not None
+    begin, processor = time.monotonic(), time.process_time()
+    tokens = 0
+    for block in blocks:
+        ids, lengths = _encoder.encode_flat(block)
+        tokens += len(ids) + int(np.count_nonzero(lengths))
+    return tokens, begin, time.monotonic(), time.process_time() - processor
+
+
+def engine(folder: str, lines: str, workers: int, output: str) -> dict:
+    """The engine alone, first pass, one process per worker, nothing read or written meanwhile."""
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _build_engine, (folder,)) as processes:
+        shares = [(lines, index, workers) for index in range(workers)]
+        results = processes.map(_encode_share, shares, chunksize=1)
+    seconds = max(end - begin for _, begin, end, _ in results)
+    busy = sum(result[3] for result in results)
+    return {"tokens": sum(r[0] for r in results), "seconds": seconds, "cpu_seconds": busy}
+
+
+if __name__ == "__main__":
+    name, folder, lines, workers, output = sys.argv[1:]
+    rival = {"pool": pool, "encode_batch": encode_batch, "engine": engine}[name]
+    print(json.dumps(rival(folder, lines, int(workers), str(Path(output)))))
