@@ -55,6 +55,11 @@ class InputConfig:
     code_allow_partial_tile: bool = option(
         False, "let the last repetition be cut short when the width is not a multiple of K"
     )
+    fold_first_layer: bool = option(
+        False,
+        "compute layer 1's norm and QKV projection through the K columns of a fixed code: the same "
+        "function and gradients for a fraction of the work (see docs/folding.md)",
+    )
     check_token_ids: bool = option(
         False, "raise on ids outside the vocabulary at the input (costs a synchronisation)"
     )

@@ -17,6 +17,10 @@ from fixedcode_megatron.config.availability import transformer_impl
 from fixedcode_megatron.config.megatron_fields import transformer_config
 from fixedcode_megatron.config.token_code import token_code
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.model.folding import (
+    FoldedLayerNormColumnParallelLinear,
+    check_foldable,
+)
 from fixedcode_megatron.model.initialization import initialize_weights
 from fixedcode_megatron.model.input_interface import FixedCodeEmbedding, LowDimEmbedding
 from fixedcode_megatron.model.layer_spec import block_spec
@@ -104,11 +108,17 @@ def build_model(
     code = token_code(cfg.input, vocabulary.size)
     if code is not None:
         code.check_width(config.hidden_size)
+    if cfg.input.fold_first_layer:
+        check_foldable(config, code, cfg.input.input_interface, transformer_impl(cfg))
     stages = config.virtual_pipeline_model_parallel_size
     models = [
         _build_chunk(cfg, config, vocabulary, vp_stage)
         for vp_stage in (range(stages) if stages else [None])
     ]
+    for module in (module for model in models for module in model.modules()):
+        if isinstance(module, FoldedLayerNormColumnParallelLinear):
+            assert code is not None
+            module.attach_code(code)
     initialize_weights(models, config, cfg.training.seed)
     return models, config, code if cfg.input.input_interface not in ("learned", "lowdim") else None
 
@@ -126,6 +136,7 @@ def _build_chunk(
             transformer_impl(cfg),
             vp_stage=vp_stage,
             pp_rank=parallel_state.get_pipeline_model_parallel_rank(),
+            fold_first_layer=cfg.input.fold_first_layer,
         ),
         vocab_size=vocabulary.padded_size,
         max_sequence_length=cfg.model.max_position_embeddings or cfg.model.seq_length,
@@ -155,6 +166,12 @@ def input_interface_builder(cfg: RunConfig, vocabulary: Vocabulary) -> InputInte
         if cfg.input.input_interface == "lowdim":
             lift = code.lift_index(config.hidden_size)
             return LowDimEmbedding(config, vocabulary.padded_size, lift, groups.tp)
-        return FixedCodeEmbedding(config, code, groups.tp, check_ids=cfg.input.check_token_ids)
+        return FixedCodeEmbedding(
+            config,
+            code,
+            groups.tp,
+            check_ids=cfg.input.check_token_ids,
+            hand_over_values=cfg.input.fold_first_layer,
+        )
 
     return build

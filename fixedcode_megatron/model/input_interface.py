@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fixedcode_kernels import token_code_embedding
 from fixedcode_megatron.codes import TokenCode
+from fixedcode_megatron.model.folding import VALUES_ATTRIBUTE
 
 
 class _ComputedEmbedding(MegatronModule):
@@ -69,6 +70,8 @@ class FixedCodeEmbedding(_ComputedEmbedding):
         Tensor-parallel group; under sequence parallelism each rank computes its own slice.
     check_ids
         Verify that every id is below the vocabulary size (costs a host synchronisation on GPUs).
+    hand_over_values
+        Attach the whole sequence's code values to the output, for a folded first layer.
     """
 
     def __init__(
@@ -78,33 +81,41 @@ class FixedCodeEmbedding(_ComputedEmbedding):
         tp_group: torch.distributed.ProcessGroup,
         *,
         check_ids: bool = False,
+        hand_over_values: bool = False,
     ) -> None:
         super().__init__(config, tp_group)
         code.check_width(config.hidden_size)
         self.code = code
         self.check_ids = check_ids
+        self.hand_over_values = hand_over_values
 
     def forward(
         self, input_ids: Tensor, position_ids: Tensor | None = None, tokentype_ids: None = None
     ) -> Tensor:
         """Code of `input_ids` [b, s] as [s, b, h], or [s / tp, b, h] if sequence-parallel."""
         start, length = self._sequence_slice(input_ids.shape[1])
+        x = self._finish(self._embed(input_ids, self.config.hidden_size, start, length))
+        if self.hand_over_values and self.config.sequence_parallel:
+            values = self._embed(input_ids, self.code.num_bits, 0, input_ids.shape[1])
+            setattr(x, VALUES_ATTRIBUTE, values)
+        return x
+
+    def _embed(self, input_ids: Tensor, width: int, start: int, length: int) -> Tensor:
+        """The code of `length` positions from `start` on, lifted to `width`: [length, b, width]."""
         dtype = self.config.params_dtype
         if self.code.kind == "random":
             # Contiguous, as the next pipeline stage needs to receive it.
             ids = input_ids[:, start : start + length].t().contiguous()
-            x = self.code.embed(ids, self.config.hidden_size, dtype, check=self.check_ids)
-        else:
-            x = token_code_embedding(
-                input_ids,
-                self.code,
-                self.config.hidden_size,
-                dtype=dtype,
-                seq_start=start,
-                seq_length=length,
-                check_ids=self.check_ids,
-            )
-        return self._finish(x)
+            return self.code.embed(ids, width, dtype, check=self.check_ids)
+        return token_code_embedding(
+            input_ids,
+            self.code,
+            width,
+            dtype=dtype,
+            seq_start=start,
+            seq_length=length,
+            check_ids=self.check_ids,
+        )
 
 
 class LowDimEmbedding(_ComputedEmbedding):

@@ -15,8 +15,10 @@ from megatron.core.transformer.transformer_block import (
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.model.folding import FoldedLayerNormColumnParallelLinear
 from fixedcode_megatron.model.layers import CoreAttention, LayerNormColumnParallelLinear, Norm
 
 
@@ -26,6 +28,7 @@ def block_spec(
     *,
     vp_stage: int | None = None,
     pp_rank: int | None = None,
+    fold_first_layer: bool = False,
 ) -> TransformerBlockSubmodules:
     """Layers and final norm of one pipeline stage (or virtual stage).
 
@@ -37,6 +40,8 @@ def block_spec(
         `transformer_engine` or `local`.
     vp_stage, pp_rank
         Virtual stage and pipeline rank to build for.
+    fold_first_layer
+        Build layer 1, if it is on this stage, for a token code as its input (see `folding`).
     """
     if implementation == "transformer_engine":
         from megatron.core.extensions.transformer_engine import TENorm
@@ -45,7 +50,10 @@ def block_spec(
     else:
         layer, final_norm = local_layer(config), Norm
     count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
-    return TransformerBlockSubmodules(layer_specs=[layer] * count, layer_norm=final_norm)
+    layers = [layer] * count
+    if fold_first_layer and count and not get_transformer_layer_offset(config, vp_stage, pp_rank):
+        layers[0] = local_layer(config, linear_qkv=FoldedLayerNormColumnParallelLinear)
+    return TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm)
 
 
 def _transformer_engine_layer(config: TransformerConfig) -> ModuleSpec:
@@ -57,7 +65,9 @@ def _transformer_engine_layer(config: TransformerConfig) -> ModuleSpec:
     )
 
 
-def local_layer(config: TransformerConfig) -> ModuleSpec:
+def local_layer(
+    config: TransformerConfig, linear_qkv: type = LayerNormColumnParallelLinear
+) -> ModuleSpec:
     """One torch-native transformer layer, in the shape of Transformer Engine's fused modules."""
     if config.num_moe_experts is not None:
         raise UserError(
@@ -72,7 +82,7 @@ def local_layer(config: TransformerConfig) -> ModuleSpec:
     # Megatron's local layer renames its separate norms on saving; here the names are right already.
     modules.sharded_state_dict_keys_map = {}
     attention = modules.self_attention.submodules
-    attention.linear_qkv = LayerNormColumnParallelLinear
+    attention.linear_qkv = linear_qkv
     attention.core_attention = CoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm

@@ -79,3 +79,77 @@ def checkpoint_keys(sharded_state: dict[str, Any]) -> list[str]:
     """Keys under which the tensors of a sharded state lie in a checkpoint."""
     keys = {getattr(value, "key", name) for name, value in sharded_state.items()}
     return sorted(key for key in keys if "_extra_state" not in key)
+
+
+def first_projection(argv: list[str], *, hand_over: bool = False) -> dict[str, torch.Tensor]:
+    """Output and gradients of layer 1's norm and QKV in FP64, for random ids and output gradients.
+
+    The gradient with respect to the output is the same global tensor at any tensor-parallel size.
+    """
+    from megatron.core import parallel_state
+
+    from fixedcode_megatron import runtime
+    from fixedcode_megatron.config import parse_args
+    from fixedcode_megatron.model.folding import VALUES_ATTRIBUTE
+    from fixedcode_megatron.model.gpt import build_model, run_vocabulary
+
+    cfg = parse_args(argv)
+    runtime.initialize(cfg)
+    double = dict(params_dtype=torch.float64, pipeline_dtype=torch.float64)
+    [model], config, code = build_model(cfg, run_vocabulary(cfg, cfg.model.vocab_size), **double)
+    linear = model.decoder.layers[0].self_attention.linear_qkv
+    generator = torch.Generator().manual_seed(5)
+    for name, parameter in linear.named_parameters():
+        if "layer_norm" in name:  # neither ones nor zeros
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.data.add_(noise, alpha=0.3)
+    length, width = cfg.model.seq_length, linear.weight.shape[0]
+    ids = torch.randint(0, code.vocab_size, (length, 3), generator=generator)
+    size = parallel_state.get_tensor_model_parallel_world_size()
+    rank = parallel_state.get_tensor_model_parallel_rank()
+    upstream = torch.randn(length, 3, width * size, generator=generator, dtype=torch.float64)
+    x = code.embed(ids, config.hidden_size, torch.float64)
+    if config.sequence_parallel:
+        x = x.chunk(size)[rank].contiguous()
+    if hand_over:
+        setattr(x, VALUES_ATTRIBUTE, code.values(ids).double())
+    output, _ = linear(x)
+    output.backward(upstream[..., rank * width : (rank + 1) * width])
+    found = {name: parameter.grad for name, parameter in linear.named_parameters()}
+    return found | {"output": output.detach()}
+
+
+def collectives_of_a_step(argv: list[str]) -> dict[str, int]:
+    """How often one forward and backward pass calls each tensor-parallel collective."""
+    import torch.distributed as dist
+
+    from fixedcode_megatron.training.step import run_microbatches
+
+    trainer = _trainer(argv)
+    counts: dict[str, int] = {}
+
+    def counted(name: str) -> Any:
+        original = getattr(dist, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            counts[name] = counts.get(name, 0) + 1
+            return original(*args, **kwargs)
+
+        return call
+
+    for name in ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"):
+        setattr(dist, name, counted(name))
+        setattr(torch.distributed, name, getattr(dist, name))
+    for name in ("dist_all_gather_func", "dist_reduce_scatter_func"):
+        for module in _tensor_parallel_modules():
+            if hasattr(module, name):
+                target = "all_gather_into_tensor" if "gather" in name else "reduce_scatter_tensor"
+                setattr(module, name, getattr(dist, target))
+    run_microbatches(trainer, [random_batches(trainer)], num_microbatches=1)
+    return counts
+
+
+def _tensor_parallel_modules() -> list[Any]:
+    from megatron.core.tensor_parallel import layers, mappings
+
+    return [layers, mappings]
