@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,14 +55,14 @@ def candidates(tokenizer: Tokenizer, wanted: str) -> list[EnginePlan | None]:
     if wanted not in ("auto", "hf", *ENGINES):
         known = f"auto, hf, {' or '.join(ENGINES)}"
         raise UserError(f"--tokenizer-engine {wanted} is unknown: give {known}")
-    plans: list[EnginePlan | None] = []
-    for name in ENGINES if wanted == "auto" else (wanted,) if wanted != "hf" else ():
-        try:
-            plans.append(plan_engine(tokenizer, name))
-        except EngineError as error:
-            if wanted != "auto":
-                raise unusable(name, error) from error
-    return [*plans, None]
+    names = ENGINES if wanted == "auto" else (wanted,) if wanted != "hf" else ()
+    try:
+        plan = plan_engine(tokenizer, names[0]) if names else None
+    except EngineError as error:
+        if wanted != "auto":
+            raise unusable(wanted, error) from error
+        return [None]
+    return [*(replace(plan, engine=name) for name in names if plan), None]
 
 
 def unusable(engine: str, error: EngineError) -> UserError:

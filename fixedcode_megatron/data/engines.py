@@ -120,19 +120,18 @@ class EnginePlan:
 
 
 def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
-    """Translate a tokenizer for an engine.
+    """Translate a tokenizer for an engine; `dataclasses.replace` makes it another engine's.
 
     Raises
     ------
     EngineError
         If the tokenizer is of a kind that no engine does.
     """
-    definition = tokenizer.definition()
-    if definition is None:
-        raise EngineError(f"{engine} does not read tokenizers of this type")
-    tree = orjson.loads(definition)
+    tree = tokenizer.definition()
+    if tree is None:
+        raise EngineError("engines do not read tokenizers of this type")
     if tree.get("model", {}).get("type") != "BPE":
-        raise EngineError(f"{engine} is for BPE tokenizers only")
+        raise EngineError("engines are for BPE tokenizers only")
     cut_digits = is_digits_then_gpt2(tree)
     if cut_digits:
         tree["pre_tokenizer"] = tree["pre_tokenizer"]["pretokenizers"][1]

@@ -70,12 +70,12 @@ class HuggingFaceTokenizer(Tokenizer):
         self.name = name
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
 
-    def definition(self) -> bytes | None:
+    def definition(self) -> dict[str, Any] | None:
         tree = orjson.loads(self._source or self._inner.to_str())
         tree.update(padding=None, truncation=None, post_processor=None)
         if not self._parse_special_tokens:
             tree["added_tokens"] = [t for t in tree["added_tokens"] if not t["special"]]
-        return orjson.dumps(tree)
+        return tree
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._inner.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -10,7 +10,7 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -55,8 +55,8 @@ class Tokenizer(ABC):
             begin += len(ids)
         return flat, lengths
 
-    def definition(self) -> bytes | None:
-        """The tokenizer as a `tokenizer.json` for other libraries, or None if it has no such form.
+    def definition(self) -> dict[str, Any] | None:
+        """The tokenizer as the tree of a `tokenizer.json`, or None if it has no such form.
 
         Where special spellings are text, its special tokens are left out.
         """

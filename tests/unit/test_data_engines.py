@@ -1,0 +1,163 @@
+"""Fast engines: ids equal to HF tokenizers', or not used."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import pre_tokenizers
+
+from fixedcode_megatron.data import engine_check, engines
+from fixedcode_megatron.data.digits import DigitCutter, is_digits_then_gpt2
+from fixedcode_megatron.data.engine_check import candidates, compare, probes
+from fixedcode_megatron.data.engines import (
+    ENGINES,
+    EngineError,
+    EngineMismatch,
+    EnginePlan,
+    FastEncoder,
+    plan_engine,
+)
+from fixedcode_megatron.data.tokenizers import build_tokenizer
+from fixedcode_megatron.errors import UserError
+
+TRAINING = [
+    "the quick brown fox jumps over the lazy dog, isn't it? don't they'll we've \n\n  indented\n",
+    "def function(self, value): return value[0] + 12345 # comment   \n\tif x == 10:\n",
+    "Ünïcödé тест 漢字 ½ ² ٣ 한국어 “quotes” — dash … \u00a0\u3000 😀👍🏽",
+]
+
+
+def make(path, *, digits, missing=(), size=400):
+    """A byte-level BPE trained on a few lines; `missing` bytes have no id."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE())
+    split = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    if digits:
+        split = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
+    inner.pre_tokenizer = split
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = [c for i, c in enumerate(engines._BYTE_SPELLINGS) if i not in missing]
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<|endoftext|>", "<extra>"], initial_alphabet=alphabet,
+        show_progress=False,
+    )  # fmt: skip
+    inner.train_from_iterator(TRAINING * 20, trainer)
+    path.mkdir()
+    inner.save(str(path / "tokenizer.json"))
+    return build_tokenizer("HuggingFaceTokenizer", str(path))
+
+
+def adversarial(count):
+    rng = random.Random(11)
+    atoms = [*engine_check._ATOMS, "1", " ", " ", "\n", "2", "\u2009", "¼", "<extra>"]
+    texts = ["".join(rng.choices(atoms, k=rng.randint(1, 60))) for _ in range(count)]
+    planes = ((0, 0x7F), (0, 0x7FF), (0x800, 0xD7FF), (0xE000, 0xFFFF), (0x10000, 0x10FFFF))
+    texts += [
+        "".join(chr(rng.randint(*rng.choice(planes))) for _ in range(rng.randint(1, 40)))
+        for _ in range(count)
+    ]
+    return [*texts, "", "  ", "x" * 5000, " " * 3000 + "1", "12" * 2000, "\n" * 999 + "7"]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("digits", [False, True])
+@pytest.mark.parametrize("missing", [(), (0x04, 0x13, 0xC1, 0xF5)])
+def test_ids_equal_those_of_hf_tokenizers(tmp_path, engine, digits, missing):
+    tokenizer = make(tmp_path / "t", digits=digits, missing=missing)
+    texts = adversarial(1500) + probes() + TRAINING
+    plan = plan_engine(tokenizer, engine)
+    assert plan.cut_digits == digits and plan.first_missing == tokenizer.vocab_size
+    flat, lengths = FastEncoder(plan, lambda: tokenizer).encode_flat(texts)
+    compare(tokenizer, texts, flat, lengths)
+    expected = [i for ids in tokenizer.encode_batch(texts) for i in ids]
+    assert flat.tolist() == expected and int(lengths.sum()) == len(expected)
+    if missing:  # HF tokenizers drops such a byte; the engine's document was encoded again
+        assert "\x04" in "".join(texts) and "\x13" not in tokenizer.decode(expected)
+
+
+def test_special_spellings_stay_text_or_are_parsed(tmp_path):
+    make(tmp_path / "t", digits=False)
+    for parse in (False, True):
+        tokenizer = build_tokenizer(
+            "HuggingFaceTokenizer", str(tmp_path / "t"), parse_special_tokens=parse
+        )
+        texts = ["a<|endoftext|>b", "<extra>", "<|endoftext|><|endoftext|>"]
+        expected = [i for ids in tokenizer.encode_batch(texts) for i in ids]
+        assert (0 in expected) == parse and (1 in expected) == parse
+        for engine in ENGINES:
+            encoder = FastEncoder(plan_engine(tokenizer, engine), lambda t=tokenizer: t)
+            assert encoder.encode_flat(texts)[0].tolist() == expected
+
+
+def test_where_documents_are_cut():
+    cut = DigitCutter().cut
+    texts = ["a1 2", "a  1  2", "x½y", "\u00a0\u00a03", "é 1", "", "a\u2003 1"]
+    pieces, counts, unknown = cut(texts)
+    found = np.split(np.array(pieces, dtype=object), np.cumsum(counts)[:-1])
+    assert ["|".join(p.decode() for p in part) for part in found] == [
+        "a1 2", "a  |1  |2", "x|½|y", "\u00a0\u00a0|3", "é 1", "", "a\u2003 |1",
+    ]  # fmt: skip
+    assert unknown == set()
+    assert cut(["\U0001fae9\u0378 1"])[2] == {0}  # U+0378 is no character yet
+
+
+def test_digits_are_only_cut_where_no_token_joins_them(tmp_path):
+    tree = make(tmp_path / "t", digits=True).definition()
+    assert is_digits_then_gpt2(tree)
+    tree["model"]["merges"].append(["1", "2"])
+    assert not is_digits_then_gpt2(tree)
+    assert not is_digits_then_gpt2(make(tmp_path / "u", digits=False).definition())
+
+
+def test_a_difference_is_found_and_named(tmp_path):
+    tokenizer = make(tmp_path / "t", digits=False)
+    texts = ["fine", "the quick"]
+    flat, lengths = tokenizer.encode_flat(texts)
+    compare(tokenizer, texts, flat, lengths)
+    flat[-1] += 1
+    with pytest.raises(EngineMismatch, match=r"begins 'the quick' \(token \d+"):
+        compare(tokenizer, texts, flat, lengths)
+
+
+def test_which_engines_are_tried(tmp_path):
+    tokenizer = make(tmp_path / "t", digits=False)
+    names = [plan.engine if plan else "hf" for plan in candidates(tokenizer, "auto")]
+    assert names == [*ENGINES, "hf"]
+    assert candidates(tokenizer, "hf") == [None]
+    plain = build_tokenizer("ByteLevelTokenizer")
+    assert candidates(plain, "auto") == [None]
+    with pytest.raises(UserError, match="--tokenizer-engine gigatoken: engines do not read"):
+        candidates(plain, "gigatoken")
+    with pytest.raises(UserError, match="give auto, hf, gigatoken or fastokens"):
+        candidates(tokenizer, "rust")
+
+
+def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
+    tokenizer = make(tmp_path / "t", digits=False)
+    plan = plan_engine(tokenizer, "gigatoken")
+    with pytest.raises(EngineError, match="cannot read this tokenizer"):
+        FastEncoder(EnginePlan("gigatoken", b"{}", False, 9), lambda: tokenizer)
+    monkeypatch.setitem(engines._BUILDERS, "gigatoken", lambda _: __import__("no_such_library"))
+    with pytest.raises(EngineError, match="not installed: pip install gigatoken"):
+        FastEncoder(plan, lambda: tokenizer)
+
+
+def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch):
+    """gigatoken's cache never shrinks: the tokenizer is built anew when the process grew."""
+    tokenizer = make(tmp_path / "t", digits=False)
+    encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
+    inner = encoder._engine
+    sizes = iter([100, 150, 101 + engines._CACHE_BYTES, 100, 100])
+    monkeypatch.setattr(engines, "_resident_bytes", lambda: next(sizes))
+    built = []
+    monkeypatch.setattr(inner, "_build", lambda: built.append(1))
+    for _ in range(3):
+        encoder.encode_flat(["the fox"])
+    assert built == [1]
+
+
+def test_definition_is_whole_json(tmp_path):
+    tree = make(tmp_path / "t", digits=True).definition()
+    assert tree["added_tokens"] == [] and tree["post_processor"] is None
+    assert json.loads(json.dumps(tree))["model"]["type"] == "BPE"
