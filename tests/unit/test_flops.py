@@ -1,0 +1,50 @@
+"""Model FLOPs by hand, and the table of peaks."""
+
+import pytest
+
+from fixedcode_megatron.training.flops import ModelShape, peak_flops
+
+
+def shape(**changes):
+    fields = dict(
+        num_layers=2,
+        hidden_size=64,
+        ffn_hidden_size=256,
+        num_attention_heads=4,
+        num_query_groups=4,
+        kv_channels=16,
+        gated_linear_unit=False,
+        vocab_size=1000,
+        seq_length=128,
+    )
+    return ModelShape(**(fields | changes))
+
+
+def test_the_published_formula():
+    """72 L h^2 (1 + s / 6h + V / 12Lh), full attention, no recomputation, no input table."""
+    assert shape().flops_per_token == 1_170_432
+    assert 72 * 2 * 64**2 * (1 + 128 / (6 * 64) + 1000 / (12 * 2 * 64)) == 1_170_432
+
+
+def test_grouped_query_attention_and_swiglu_by_hand():
+    # One layer, forward, multiply-adds: qkv 64 * (64 + 2 * 16), proj 64 * 64, scores and context
+    # 2 * 64 * 128, three matrices of 64 * 256; head 64 * 1000.
+    layer = 64 * 96 + 64 * 64 + 2 * 64 * 128 + 3 * 64 * 256
+    expected = 3 * 2 * (2 * layer + 64 * 1000)
+    assert shape(num_query_groups=1, gated_linear_unit=True).flops_per_token == expected
+
+
+@pytest.mark.parametrize(
+    "name, peak",
+    [
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 PCIe", 756e12),
+        ("NVIDIA H200", 989.4e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12),
+        ("NVIDIA GeForce RTX 4090", None),
+        ("cpu", None),
+    ],
+)
+def test_peaks_are_known_or_not_given(name, peak):
+    assert peak_flops(name, sixteen_bit=True) == peak
+    assert peak_flops(name, sixteen_bit=False) is None
