@@ -38,7 +38,7 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh' '*.sbatch' | grep -v pretrain_ || true)
+	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
 
 test: lint $(MCORE_NEXT_DIR)/.ready
 	$(BIN)/python -m pytest -m 'not slow'
