@@ -8,6 +8,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 # use this second copy (found through PYTHONPATH) to prove both.
 MCORE_NEXT := 0.19.2
 MCORE_NEXT_DIR := $(VENV)/megatron-core-$(MCORE_NEXT)
+MCORE_TESTS := tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
 
 .PHONY: help setup quickstart test test-full lint clean
 
@@ -42,11 +43,11 @@ lint: setup
 
 test: lint $(MCORE_NEXT_DIR)/.ready
 	$(BIN)/python -m pytest -m 'not slow'
-	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'distributed and not slow'
+	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'not slow' $(MCORE_TESTS)
 
 test-full: lint $(MCORE_NEXT_DIR)/.ready
 	$(BIN)/python -m pytest
-	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m distributed
+	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest $(MCORE_TESTS)
 
 clean:
 	rm -rf $(VENV) build *.egg-info
