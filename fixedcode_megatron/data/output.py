@@ -156,8 +156,11 @@ class Output:
 
     def checkpoint_if_due(self, position: Position) -> None:
         """Save everything every `interval` seconds; `position` is where the inputs go on."""
-        if self._interval is None or time.monotonic() - self._last < self._interval:
-            return
+        if self._interval is not None and time.monotonic() - self._last >= self._interval:
+            self.checkpoint(position)
+
+    def checkpoint(self, position: Position) -> None:
+        """Save everything, so that the same job can continue at `position`."""
         if self._rejected is not None:
             flush_to_disk(self._rejected)
         state = {

@@ -147,13 +147,15 @@ class _Run:
             if output.engine == "hf":  # the interrupted run had reason not to use an engine
                 plan = None
             output.engine = plan.engine if plan else "hf"
-            self._feed(pool, plan, output, position)
+            position = self._feed(pool, plan, output, position)
             if output.num_tokens == 0 and options.num_shards > 1:
                 logger.info("%s: this shard has no documents; nothing written", options.prefix)
                 output.discard()
                 return []
             for writer in output.writers:
                 writer.prepare()
+            if checkpoints:  # until every file has its name, the job counts as interrupted
+                output.checkpoint(position)
             common = common_summary(options, self.tokenizer, self.inputs, output)
             common["job"] = self.job
             common["seconds"] = round(time.monotonic() - self._started, 3)
@@ -166,16 +168,19 @@ class _Run:
 
     def _feed(
         self, pool: WorkerPool, plan: EnginePlan | None, output: Output, position: Position
-    ) -> None:
-        """Send all items through the workers and write what comes back, in order."""
+    ) -> Position:
+        """Send all items through the workers and write what comes back, in order.
+
+        Returns the position after the last item.
+        """
         sent: deque[Item] = deque()  # what their results need: the place, not the text
 
         sample = [*probes(), *self.inputs.sample()] if plan else []
 
-        def payloads() -> Iterator[Payload]:
+        def payloads(begin: Position = position) -> Iterator[Payload]:
             if sample:
                 yield Sample(sample)
-            for item in self.inputs.items(position):
+            for item in self.inputs.items(begin):
                 sent.append(replace(item, payload=Lines(b"", first=False)))
                 yield item.payload
 
@@ -197,8 +202,9 @@ class _Run:
                 progress.update(item.read_bytes, output.num_tokens - before)
                 limit = self.options.max_tokens
                 if limit is not None and output.num_tokens >= limit:
-                    return
+                    break
                 output.checkpoint_if_due(position)
+        return position
 
     def _write(
         self, block: EncodedBlock, item: Item, output: Output, position: Position
