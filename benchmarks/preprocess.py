@@ -10,7 +10,8 @@ one (digits apart) of 49,152. Rivals that take minutes see the first --slow-size
 their rate does not depend on the size. Repeats are interleaved; the CSV holds each of them, the
 printed ratios use medians. CPU seconds count all processes and are steadier than wall seconds on a
 busy machine. `engine` encodes text already in memory, first pass, one process per worker; its start
-(interpreters, loading the tokenizer) is not in its seconds but in start_seconds.
+(interpreters, loading the tokenizer) is not in its seconds but in start_seconds. `threads` is the
+same in one process, by the library's own batch call and threads.
 """
 
 from __future__ import annotations
@@ -146,14 +147,14 @@ def run_tokenizer(
         row["tokens"] = summary["tokens"]
         row["engine"] = summary["tokenizer_engine"]
         rows.append(row)
-        for rival in ("engine", *SLOW):
+        for rival in ("engine", "threads", *SLOW):
             lines = slow if rival in SLOW else corpus
             if rival in SLOW and repeat >= 2:
                 continue  # two repeats of the slow ones are enough
             out = str(folder / rival)
             command = [sys.executable, rivals, rival, str(tokenizer), str(lines), str(workers), out]
             rows.append(measure(rival, command, lines))
-        for row in rows[-4:]:
+        for row in rows[-5:]:
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     for row in rows:
         row["tokenizer"] = tokenizer.name
@@ -171,7 +172,7 @@ def report(rows: list[dict]) -> None:
     print(
         f"\n{name}: ours {median('ours', 'mb_per_s'):.1f} MB/s, peak {median('ours', 'peak_mb')} MB"
     )
-    for rival in ("pool", "encode_batch", "engine"):
+    for rival in ("pool", "encode_batch", "engine", "threads"):
         wall = median("ours", "mb_per_s") / median(rival, "mb_per_s")
         busy = median("ours", "mb_per_cpu_s") / median(rival, "mb_per_cpu_s")
         rate = median(rival, "mb_per_s")

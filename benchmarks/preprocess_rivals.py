@@ -1,6 +1,6 @@
 """The rivals of benchmarks/preprocess.py; each runs as a process of its own.
 
-python benchmarks/preprocess_rivals.py pool|encode_batch|engine TOKENIZER LINES WORKERS OUTPUT
+python preprocess_rivals.py pool|encode_batch|engine|threads TOKENIZER LINES WORKERS OUTPUT
 prints a JSON object: tokens; for the engine also the seconds of encoding alone and of starting.
 """
 
@@ -118,7 +118,32 @@ def engine(folder: str, lines: str, workers: int, output: str) -> dict:
     return {"tokens": tokens, "seconds": seconds, "cpu_seconds": busy, "start_seconds": ready}
 
 
+def threads(folder: str, lines: str, workers: int, output: str) -> dict:
+    """The engine's own threads in one process: its batch call on text in memory, first pass."""
+    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    import gigatoken
+
+    from fixedcode_megatron.data.digits import DigitCutter
+    from fixedcode_megatron.data.engines import plan_engine
+    from fixedcode_megatron.data.tokenizers import build_tokenizer
+
+    plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
+    with open(lines, "rb") as source:
+        texts = [json.loads(line)["text"] for line in source]
+    pieces = DigitCutter().cut(texts)[0] if plan.cut_digits else [t.encode() for t in texts]
+    inner = gigatoken.Tokenizer.from_json(plan.definition.decode())
+    inner.encode_batch([b"a"])  # imports what it needs
+    begin, processor = time.monotonic(), time.process_time()
+    tokens = 0
+    for first in range(0, len(pieces), 4096):
+        tokens += len(
+            inner.encode_batch(pieces[first : first + 4096], parallel=True).layout.content
+        )
+    seconds, busy = time.monotonic() - begin, time.process_time() - processor
+    return {"tokens": tokens, "seconds": seconds, "cpu_seconds": busy}
+
+
 if __name__ == "__main__":
     name, folder, lines, workers, output = sys.argv[1:]
-    rival = {"pool": pool, "encode_batch": encode_batch, "engine": engine}[name]
+    rival = {"pool": pool, "encode_batch": encode_batch, "engine": engine, "threads": threads}[name]
     print(json.dumps(rival(folder, lines, int(workers), str(Path(output)))))

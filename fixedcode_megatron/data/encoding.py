@@ -131,8 +131,6 @@ class BlockEncoder:
             sequences = np.fromiter(map(len, split), np.int32, len(split))
             texts = [sentence for sentences in split for sentence in sentences]
         ids, lengths = self._fast.encode_flat(texts) if self._fast else self._encode_slowly(texts)
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._spec.vocab_size:
-            raise UserError(f"the tokenizer gave an id outside 0 to {self._spec.vocab_size - 1}")
         column = EncodedColumn(ids.astype(self._spec.dtype), lengths.astype(np.int32), sequences)
         if sequences is not None:  # a sentence without a token is no sequence
             documents = np.repeat(np.arange(len(sequences)), sequences)
@@ -151,8 +149,10 @@ class BlockEncoder:
             raise UserError(f"{tokenizer.name} cannot encode a document: {error}") from error
         if not parts:
             return np.empty(0, np.int32), np.empty(0, np.int64)
-        ids, lengths = zip(*parts, strict=True)
-        return np.concatenate(ids), np.concatenate(lengths)
+        ids = np.concatenate([part[0] for part in parts])
+        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._spec.vocab_size:
+            raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
+        return ids, np.concatenate([part[1] for part in parts])
 
     def _audit(self, texts: list[str]) -> None:
         """Once a worker has much behind it, go on comparing an engine with HF tokenizers."""

@@ -183,8 +183,8 @@ class FastEncoder:
             flat, piece_lengths = self._run(pieces)
             begins = np.cumsum(counts) - counts
             lengths = np.add.reduceat(piece_lengths, begins) if len(pieces) else counts
-        unknown = np.flatnonzero(flat >= self._first_missing) if len(flat) else flat
-        if len(unknown):
+        if len(flat) and int(flat.max()) >= self._first_missing:
+            unknown = np.flatnonzero(flat >= self._first_missing)
             slow |= set(np.searchsorted(np.cumsum(lengths), unknown, side="right").tolist())
         return self._replace(flat, lengths, texts, slow) if slow else (flat, lengths)
 

@@ -23,3 +23,10 @@ def test_preprocessing_imports_neither_torch_nor_megatron(tmp_path):
     done = subprocess.run([sys.executable, "-c", CODE, *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "o_text_document.bin").read_bytes() == b"h\0i\0"
+
+
+def test_data_tools_start_quickly():
+    """CPU seconds, so that a busy machine does not matter; Megatron-LM's tool takes 6 to 7."""
+    code = "import fixedcode_megatron.data.command_line, time; print(time.process_time())"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 1.5

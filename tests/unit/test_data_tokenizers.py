@@ -1,6 +1,8 @@
 """Tokenizers: ids without special tokens, end of document, sizes, clear refusals."""
 
+import base64
 import json
+import sys
 
 import pytest
 import tokenizers
@@ -128,3 +130,83 @@ def test_bpe_is_exact_and_repeatable(tmp_path):
     with pytest.raises(UserError, match="text is too small"):
         train_byte_level_bpe(iter(texts), 5000, tmp_path / "c", progress=False)
     assert not (tmp_path / "c").exists()
+
+
+def test_gpt2_files_can_parse_the_end_of_text(tmp_path):
+    words = ["<|endoftext|>", *"<|>abdefnotx", "ab"]
+    (tmp_path / "v.json").write_text(json.dumps({word: i for i, word in enumerate(words)}))
+    (tmp_path / "m.txt").write_text("#version: 0.2\na b\n")
+    files = ("GPT2BPETokenizer", None, str(tmp_path / "v.json"), str(tmp_path / "m.txt"))
+    (plain,) = build_tokenizer(*files).encode_batch(["ab<|endoftext|>"])
+    (parsed,) = build_tokenizer(*files, parse_special_tokens=True).encode_batch(["ab<|endoftext|>"])
+    assert (len(plain), parsed) == (14, [len(words) - 1, 0])
+
+
+def test_sentencepiece(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    lines = ["hello world, hello there", "the world is there", "<s> is text </s> here"] * 50
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines), model_prefix=str(tmp_path / "m"), vocab_size=50,
+        model_type="bpe", byte_fallback=False, minloglevel=2,
+    )  # fmt: skip
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m.model"))
+    for kind in ("SentencePieceTokenizer", "GPTSentencePieceTokenizer"):
+        tokenizer = build_tokenizer(kind, str(tmp_path / "m.model"))
+        texts = ["hello there", "", "world </s> 你"]
+        assert tokenizer.encode_batch(texts) == [library.encode(t) for t in texts]
+        assert (tokenizer.vocab_size, tokenizer.eod) == (50, 2)
+        assert 2 not in tokenizer.encode_batch(["</s>"])[0]  # control symbols are never read
+        assert tokenizer.decode(library.encode("hello there")) == "hello there"
+    with pytest.raises(UserError, match="--parse-special-tokens"):
+        build_tokenizer(
+            "SentencePieceTokenizer", str(tmp_path / "m.model"), parse_special_tokens=True
+        )
+    with pytest.raises(UserError, match="not a SentencePiece model"):
+        build_tokenizer("SentencePieceTokenizer", __file__)
+
+
+def ranks(*merged):
+    return {**{bytes([i]): i for i in range(256)}, **{m: 256 + i for i, m in enumerate(merged)}}
+
+
+def test_tiktoken_files(tmp_path):
+    pytest.importorskip("tiktoken")
+    lines = [f"{base64.b64encode(t).decode()} {r}" for t, r in ranks(b"ab", b" ab").items()]
+    path = tmp_path / "mine.tiktoken"
+    path.write_text("\n".join(lines))
+    with pytest.raises(UserError, match=r"--tiktoken-pattern None: mine\.tiktoken does not tell"):
+        build_tokenizer("TikTokenizer", str(path))
+    tokenizer = build_tokenizer("TikTokenizer", str(path), tiktoken_pattern="gpt2")
+    assert tokenizer.encode_batch(["ab ab", "<|endoftext|>"]) == [
+        [256, 257], list(b"<|endoftext|>"),
+    ]  # fmt: skip
+    assert (tokenizer.vocab_size, tokenizer.eod) == (259, 258)
+    parsing = build_tokenizer(
+        "TikTokenizer", str(path), tiktoken_pattern="gpt2", parse_special_tokens=True
+    )
+    assert parsing.encode_batch(["ab<|endoftext|>"]) == [[256, 258]]
+    assert parsing.fingerprint != tokenizer.fingerprint
+    path.rename(tmp_path / "cl100k_base.tiktoken")
+    known = build_tokenizer("TikTokenizer", str(tmp_path / "cl100k_base.tiktoken"))
+    assert (known.vocab_size, known.eod) == (100258, 100257)
+
+
+def test_megatron_s_json_of_ranks_begins_after_a_thousand_specials(tmp_path):
+    pytest.importorskip("tiktoken")
+    entries = [
+        {"rank": r, "token_bytes": base64.b64encode(t).decode(), "token_str": ""}
+        for t, r in ranks(b"ab").items()
+    ]
+    path = tmp_path / "vocab.json"
+    path.write_text(json.dumps(entries))
+    tokenizer = build_tokenizer("TikTokenizer", str(path))
+    assert tokenizer.encode_batch(["ab1"]) == [[1256, 1000 + ord("1")]]
+    assert (tokenizer.vocab_size, tokenizer.eod) == (1257, 2)  # <unk>, <s>, </s>
+
+
+@pytest.mark.parametrize("library", ["sentencepiece", "tiktoken"])
+def test_a_missing_library_is_named(monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    kind = {"sentencepiece": "SentencePieceTokenizer", "tiktoken": "TikTokenizer"}[library]
+    with pytest.raises(UserError, match=f"pip install {library}"):
+        build_tokenizer(kind, "m")
