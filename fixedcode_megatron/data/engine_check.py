@@ -20,6 +20,7 @@ from fixedcode_megatron.data.engines import (
 from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.errors import UserError
 
+_MAX_SPELLINGS = 500
 _ATOMS = (
     *("a", "Z", " the", "é", "e\u0301", "ß", "ı", "İ", "ﬁ", "漢", "한", "😀", "👨\u200d👩", "𝟙"),
     *(" ", "  ", "\n", "\n\n", "\t", "\r\n", "\x0b", "\x0c", "\x1c", "\x1f", "\x85", "\xa0"),
@@ -29,13 +30,20 @@ _ATOMS = (
 )
 
 
-def probes() -> list[str]:
-    """Short texts of everything that splitters stumble over, the same on every run."""
+def probes(spellings: Sequence[str] = ()) -> list[str]:
+    """Short texts of everything that splitters stumble over, the same on every run.
+
+    Parameters
+    ----------
+    spellings
+        Of tokens that stand outside the model proper, see `Tokenizer.added_spellings`.
+    """
     rng = random.Random(5)
     mixed = ["".join(rng.choices(_ATOMS, k=rng.randint(1, 30))) for _ in range(300)]
     long = ["x" * 3000, " " * 1000 + "1", "ab" * 2000, "1" * 500, "\n" * 700 + "9", "", " "]
     numbers = (c for c in map(chr, range(0x80, 0x20000)) if unicodedata.category(c)[0] == "N")
-    return [*mixed, *long, " a".join(numbers)]
+    around = [f"{s}{s} a{s}b  {s}\n{s[:-1]} {s.upper()}" for s in spellings[:_MAX_SPELLINGS]]
+    return [*mixed, *long, " a".join(numbers), *around]
 
 
 def candidates(tokenizer: Tokenizer, wanted: str) -> list[EnginePlan | None]:

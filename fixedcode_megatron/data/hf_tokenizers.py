@@ -69,6 +69,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._parse_special_tokens = parse_special_tokens
         self.name = name
         self.vocab_size = max(inner.get_vocab(with_added_tokens=True).values()) + 1
+        added = inner.get_added_tokens_decoder().values()
+        self.added_spellings = [token.content for token in added]
 
     def definition(self) -> dict[str, Any] | None:
         tree = orjson.loads(self._source or self._inner.to_str())

@@ -175,7 +175,9 @@ class _Run:
         """
         sent: deque[Item] = deque()  # what their results need: the place, not the text
 
-        sample = [*probes(), *self.inputs.sample()] if plan else []
+        sample: list[str] = []
+        if plan is not None:
+            sample = [*probes(self.tokenizer.added_spellings), *self.inputs.sample()]
 
         def payloads(begin: Position = position) -> Iterator[Payload]:
             if sample:

@@ -32,12 +32,15 @@ class Tokenizer(ABC):
         Id that ends a document, or None where the tokenizer has none.
     fingerprint
         SHA-256 over everything that fixes the ids; the path does not count.
+    added_spellings
+        Spellings outside the model proper, special or not: engines are tried on them.
     """
 
     name: str
     vocab_size: int
     eod_id: int | None
     fingerprint: str
+    added_spellings: Sequence[str] = ()
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:

@@ -90,6 +90,22 @@ def test_special_spellings_stay_text_or_are_parsed(tmp_path):
             assert encoder.encode_flat(texts)[0].tolist() == expected
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+def test_added_tokens_that_are_not_special(tmp_path, engine):
+    """They are parsed always; engines are tried on their spellings before they are used."""
+    make(tmp_path / "t", digits=False)
+    path = str(tmp_path / "t/tokenizer.json")
+    inner = tokenizers.Tokenizer.from_file(path)
+    inner.add_tokens([tokenizers.AddedToken("<tag>", special=False), "fox es"])
+    inner.save(path)
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", path)
+    assert tokenizer.added_spellings == ["<|endoftext|>", "<extra>", "<tag>", "fox es"]
+    texts = [text for text in probes(tokenizer.added_spellings) if "<tag>" in text]
+    assert any(inner.token_to_id("<tag>") in ids for ids in tokenizer.encode_batch(texts))
+    encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: tokenizer)
+    compare(tokenizer, texts, *encoder.encode_flat(texts))
+
+
 def test_where_documents_are_cut():
     cut = DigitCutter().cut
     texts = ["a1 2", "a  1  2", "x½y", "\u00a0\u00a03", "é 1", "", "a\u2003 1"]
