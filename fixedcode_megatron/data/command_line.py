@@ -113,10 +113,13 @@ def preprocess_main(argv: Sequence[str] | None = None) -> int:
         summaries = preprocess(options)
         for prefix, summary in zip(options.dataset_prefixes(), summaries, strict=False):
             skipped = ", ".join(f"{n} {kind}" for kind, n in summary["skipped"].items()) or "none"
-            rate = summary["input_bytes"] / 1e6 / max(summary["seconds"], 1e-3)
+            seconds = max(summary["seconds"], 1e-3)
+            rate = f"{summary['tokens'] / 1e6 / seconds:.2f} Mtok/s"
+            if summary["input_bytes"]:  # not known of a dataset of Hugging Face
+                rate = f"{summary['input_bytes'] / 1e6 / seconds:.1f} MB/s, {rate}"
             print(
                 f"{prefix}: {summary['documents']} documents, {summary['tokens']} tokens "
-                f"({summary['dtype']}), skipped: {skipped}; {rate:.1f} MB/s "
+                f"({summary['dtype']}), skipped: {skipped}; {rate} "
                 f"({summary['tokenizer_engine']})"
             )
 
