@@ -4,6 +4,7 @@ Importing the package loads torch and nothing else: compilers, Triton and GPUs a
 tensor first needs them, and their absence is never an error.
 """
 
+from fixedcode_kernels import forks as forks  # notes forks from now on
 from fixedcode_kernels.dispatch import Backend, backends, use_backend
 from fixedcode_kernels.op import token_code_embedding
 from fixedcode_kernels.spec import CodeLike, CodeSpec

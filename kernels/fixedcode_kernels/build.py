@@ -1,8 +1,9 @@
 """Builds the C++ and CUDA sources of csrc/ on first use, into a per-user cache folder.
 
 A library's name holds a hash of the sources, the command, the compiler and (for code tuned to this
-machine) the CPU. It is written under a temporary name and renamed, so that processes that start
-together build the same file twice at worst and never see half of one.
+machine) the CPU, and a hash of its own bytes: loading half a file can kill the process, so a file
+that a full disk or a crash has cut off is built again. It is written under a temporary name and
+renamed, so that processes that start together build the same file twice at worst.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import shutil
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 SOURCES = Path(__file__).parent / "csrc"
@@ -27,25 +28,55 @@ class BuildError(RuntimeError):
     """A source could not be compiled or loaded; the message says why."""
 
 
+def _candidates() -> Iterator[Path]:
+    """Yield the folders that may hold libraries, in order of preference."""
+    if chosen := os.environ.get(CACHE_VARIABLE):
+        yield Path(os.path.abspath(os.path.expanduser(chosen)))
+    # A relative folder, or a home that nobody knows, would mean the current folder.
+    for base in (os.environ.get("XDG_CACHE_HOME", ""), os.path.expanduser("~/.cache")):
+        if os.path.isabs(base):
+            yield Path(base) / "fixedcode-kernels"
+            break
+    yield Path(tempfile.gettempdir()) / f"fixedcode-kernels-{os.getuid()}"
+
+
+def _trusted(folder: Path) -> bool:
+    """Return whether nobody but this user and root can have put files there."""
+    try:
+        status = folder.stat()
+    except OSError:
+        return False
+    return status.st_uid in (0, os.getuid()) and not status.st_mode & stat.S_IWOTH
+
+
 @functools.cache
 def cache_folder() -> Path:
     """Return a writable folder that only this user can write to."""
-    candidates = []
-    if os.environ.get(CACHE_VARIABLE):
-        candidates.append(Path(os.environ[CACHE_VARIABLE]))
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    candidates.append(Path(base) / "fixedcode-kernels")
-    for folder in candidates:
+    for folder in _candidates():
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             with tempfile.TemporaryFile(dir=folder):
                 pass
-            foreign = folder.stat().st_uid != os.getuid() or folder.stat().st_mode & stat.S_IWOTH
         except OSError:
             continue
-        if not foreign:
+        if _trusted(folder):
             return folder
     return Path(tempfile.mkdtemp(prefix="fixedcode-kernels-"))
+
+
+def _content_hash(library: Path) -> str:
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:20]
+
+
+def _find_built(stem: str) -> Path | None:
+    """Return a whole library from the cache folder or one of higher rank that is read-only."""
+    for folder in (*_candidates(), cache_folder()):
+        for library in sorted(folder.glob(f"{stem}-*.so")) if _trusted(folder) else ():
+            if _content_hash(library) == library.stem.removeprefix(f"{stem}-"):
+                return library
+        if folder == cache_folder():
+            break
+    return None
 
 
 @functools.cache
@@ -57,12 +88,23 @@ def find_compiler(variable: str, *names: str) -> str | None:
     return None
 
 
+def _run(command: Sequence[str], timeout: float) -> str:
+    """Return what the command prints; raise BuildError with its last lines if it fails."""
+    try:
+        result = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", check=False, timeout=timeout
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(str(error)) from error
+    if result.returncode:
+        tail = " | ".join(result.stderr.strip().splitlines()[-3:])
+        raise BuildError(f"{Path(command[0]).name} failed: {tail}")
+    return result.stdout
+
+
 @functools.cache
 def _compiler_version(compiler: str) -> str:
-    result = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=False, timeout=60
-    )
-    return result.stdout
+    return _run([compiler, "--version"], timeout=60)
 
 
 @functools.cache
@@ -101,27 +143,18 @@ def build_library(
     digest = hashlib.sha256(repr((compiler, [list(step) for step in steps])).encode())
     digest.update(_compiler_version(compiler).encode())
     digest.update((platform.machine() + (_cpu_identity() if native else "")).encode())
-    for source in sorted(SOURCES.iterdir()):
+    for source in sorted(path for path in SOURCES.iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
-    library = cache_folder() / f"{name}-{digest.hexdigest()[:20]}.so"
-    if not library.exists():
-        _run_steps(library, compiler, steps)
-    return library
+    stem = f"{name}-{digest.hexdigest()[:20]}"
+    return _find_built(stem) or _run_steps(stem, compiler, steps)
 
 
-def _run_steps(library: Path, compiler: str, steps: Sequence[Sequence[str]]) -> None:
-    with tempfile.TemporaryDirectory(dir=library.parent, prefix="build-") as folder:
+def _run_steps(stem: str, compiler: str, steps: Sequence[Sequence[str]]) -> Path:
+    with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="build-") as folder:
         built = Path(folder) / "library.so"
         places = {"out": built, "object": Path(folder) / "object.o", "src": SOURCES}
         for step in steps:
-            command = [compiler, *(argument.format(**places) for argument in step)]
-            try:
-                result = subprocess.run(
-                    command, capture_output=True, text=True, check=False, timeout=_TIMEOUT_SECONDS
-                )
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise BuildError(str(error)) from error
-            if result.returncode:
-                tail = " | ".join(result.stderr.strip().splitlines()[-3:])
-                raise BuildError(f"{Path(compiler).name} failed: {tail}")
+            _run([compiler, *(part.format(**places) for part in step)], _TIMEOUT_SECONDS)
+        library = cache_folder() / f"{stem}-{_content_hash(built)}.so"
         os.replace(built, library)
+        return library

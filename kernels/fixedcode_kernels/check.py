@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fixedcode_kernels import CodeSpec, backends, reference, token_code_embedding, use_backend
-from fixedcode_kernels.spec import make_lift
+from fixedcode_kernels.spec import MAX_BITS, make_lift
 
 _INTEGER = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -56,13 +56,13 @@ def check_random_calls(device: torch.device, count: int = 32) -> None:
     """Codes, widths, dtypes, lifts and id layouts at random, also ids outside the code."""
     generator = random.Random(1)
     for n in range(count):
-        k = generator.choice((16, generator.randint(1, 31)))
+        k = generator.choice((16, generator.randint(1, MAX_BITS)))
         interleave = generator.random() < 0.3
         hidden = k * generator.randint(1, 30) if interleave else generator.randint(1, 700)
         lift = "interleave" if interleave else "tile"
         code = _code(k, n % 2 == 0, lift, scale=-1.7, offset=0.3)
         dtype, id_type = _DTYPES[n % 3], (torch.int64, torch.int32)[n // 3 % 2]
-        base = torch.randint(-(2**31), 2**31 - 1, (6, 26), device=device).to(id_type)
+        base = torch.randint(-(2**63), 2**63 - 1, (6, 26), device=device).to(id_type)
         for ids in (base, base.t(), base[::2, ::2], base[:, 1:], base[:1].expand(6, 26)):
             out = token_code_embedding(ids, code, hidden, dtype=dtype, seq_start=2, seq_length=3)
             _assert_same(out, _expected(ids[:, 2:5], code, hidden, dtype), f"{code}, {hidden}")

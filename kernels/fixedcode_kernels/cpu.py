@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fixedcode_kernels.build import BuildError, build_library, find_compiler
+from fixedcode_kernels.forks import in_child
 from fixedcode_kernels.native import CALL_ARGUMENTS, check_rows, code_pointer
 from fixedcode_kernels.spec import Lift
 
@@ -77,7 +78,8 @@ def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:
     positions, batch, _ = out.shape
     rows = positions * batch
     check_rows(rows)
-    threads = min(torch.get_num_threads(), out.nbytes // _BYTES_PER_THREAD, rows)
+    threads = 1 if in_child() else torch.get_num_threads()
+    threads = min(threads, out.nbytes // _BYTES_PER_THREAD, rows)
     stride_b, stride_s = ids.stride()
     _function()(
         code_pointer(lift)[0],

@@ -116,7 +116,7 @@ def _try_out(fill: Fill, device: str) -> None:
     """Run one token through a backend: Triton, say, finds its C compiler missing only then."""
     lift = make_lift(3, 8, torch.float32, (), 0, 1.0, 0.0, False)
     ids = torch.tensor([[5]], device=device)
-    out = torch.zeros(1, 1, 8, device=device)
+    out = torch.zeros(1, 1, 8, dtype=torch.float32, device=device)
     fill(ids, out, lift, 0)
     if out.flatten().tolist() != [1.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 0.0]:
         raise RuntimeError(f"wrong values for id 5: {out.flatten().tolist()}")

@@ -40,9 +40,19 @@ def _check_ids_tensor(ids: Tensor, seq_start: int, seq_length: int) -> None:
         )
 
 
-def _check_devices(ids: Tensor, out: Tensor) -> None:
+def _check_given_output(ids: Tensor, out: Tensor) -> None:
+    """What can be said of `out` while the call is traced."""
     if out.device != ids.device:
         raise ValueError(f"ids is on {ids.device} and out on {out.device}; move one of them")
+    if out.requires_grad and torch.is_grad_enabled():
+        raise ValueError("out requires grad, but the op has no gradient; pass out.detach()")
+
+
+def _overlap(ids: Tensor, out: Tensor) -> bool:
+    """Return whether `out` lies within the stretch of memory from the first id to the last."""
+    span = 1 + sum((n - 1) * step for n, step in zip(ids.shape, ids.stride(), strict=True))
+    first, out_first = ids.data_ptr(), out.data_ptr()
+    return out_first < first + span * ids.element_size() and first < out_first + out.nbytes
 
 
 def _check_out(ids: Tensor, out: Tensor, lift: Lift, seq_length: int) -> None:
@@ -52,7 +62,8 @@ def _check_out(ids: Tensor, out: Tensor, lift: Lift, seq_length: int) -> None:
             f"out is {out.dtype} {tuple(out.shape)} with strides {out.stride()}; it must be a "
             f"contiguous {lift.dtype} {shape}"
         )
-    _check_devices(ids, out)
+    if out.numel() and _overlap(ids, out):
+        raise ValueError("ids and out share memory: writing out would change the ids")
 
 
 def check_id_range(ids: Tensor, vocab_size: int, seq_start: int, seq_length: int) -> None:
@@ -65,7 +76,8 @@ def check_id_range(ids: Tensor, vocab_size: int, seq_start: int, seq_length: int
     low, high = torch.aminmax(ids)
     if int(low) >= 0 and int(high) < vocab_size:
         return
-    row, position = ((ids < 0) | (ids >= vocab_size)).nonzero()[0].tolist()
+    wide = ids.long()  # the size of a vocabulary of 2^31 is no int32
+    row, position = ((wide < 0) | (wide >= vocab_size)).nonzero()[0].tolist()
     raise ValueError(
         f"token id {int(ids[row, position])} at row {row}, position {seq_start + position} is "
         f"outside the vocabulary 0 .. {vocab_size - 1}"
@@ -122,6 +134,7 @@ def _token_code_out(
         check_id_range(ids, vocab_size, seq_start, seq_length)
     if out.numel():
         chosen_fill(ids.device.type)(ids, out, lift, seq_start)
+    torch.autograd.graph.increment_version(out)  # so that autograd notices if it saved `out`
 
 
 @torch.library.register_fake("fixedcode::token_code", lib=_LIBRARY)
@@ -184,7 +197,8 @@ def token_code_embedding(
         Raise on ids outside ``[0, code.vocab_size)``. Costs a host sync on a GPU. Without it such
         an id counts modulo 2^K.
     out : Tensor [s_local, b, h], optional
-        Contiguous tensor of `dtype` on the ids' device to write to.
+        Contiguous tensor of `dtype` on the ids' device to write to; it must not share memory with
+        the ids, nor require grad.
 
     Returns
     -------
@@ -196,8 +210,14 @@ def token_code_embedding(
     ValueError
         Naming the argument, the value found and what would work.
     """
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids is a {type(ids).__name__}; it must be a torch.Tensor [b, s]")
     if ids.dim() != 2:
         raise ValueError(f"ids has shape {tuple(ids.shape)}; it must be [b, s]")
+    if getattr(code, "kind", "") == "random":
+        raise ValueError("code is of kind 'random', which has no bits; use its own embed method")
+    if check_ids and code.vocab_size < 1:
+        raise ValueError(f"vocab_size is {code.vocab_size}; check_ids needs at least 1")
     if code.lift not in ("tile", "interleave"):
         raise ValueError(f"lift is {code.lift!r}; it must be 'tile' or 'interleave'")
     arguments = (
@@ -216,6 +236,6 @@ def token_code_embedding(
     if out is None:
         result: Tensor = torch.ops.fixedcode.token_code.default(ids, *arguments)
         return result
-    _check_devices(ids, out)
+    _check_given_output(ids, out)
     torch.ops.fixedcode.token_code_out.default(ids, out, *arguments)
     return out

@@ -19,7 +19,8 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-MAX_BITS = 31
+MAX_BITS = 32  # widths such as 4096 have no divisor from 17 to 31
+MAX_HIDDEN = 2**31 - 1
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _INTEGER_VIEW = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FLOAT32_MAX = 3.4028234663852886e38
@@ -53,7 +54,7 @@ class CodeSpec:
     vocab_size : int
         Ids run from 0 to ``vocab_size - 1``; only the optional id check reads it.
     num_bits : int
-        K, 1 to 31.
+        K, 1 to 32.
     row_masks : tuple of int or None
         Row j of A as an integer: output bit j is the parity of ``row_masks[j] & id``. None is the
         identity.
@@ -105,8 +106,8 @@ def make_lift(
     """Check the values and return the `Lift`; raises ValueError naming the value that is wrong."""
     if not 1 <= num_bits <= MAX_BITS:
         raise ValueError(f"num_bits is {num_bits}; a token code has 1 to {MAX_BITS} bits")
-    if hidden_size < 1:
-        raise ValueError(f"hidden_size is {hidden_size}; it must be at least 1")
+    if not 1 <= hidden_size <= MAX_HIDDEN:
+        raise ValueError(f"hidden_size is {hidden_size}; it must lie in 1 .. {MAX_HIDDEN}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype}; use one of {', '.join(map(str, DTYPES))}")
     limit = 1 << num_bits

@@ -70,5 +70,6 @@ def fill(ids: Tensor, out: Tensor, lift: Lift, seq_start: int) -> None:
         return
     offset = out.storage_offset() * out.element_size()
     if (k * out.element_size()) % _LONG == 0 and offset % _LONG == 0:  # copy 8 bytes at a time
-        out, columns = out.view(torch.int64), columns.view(torch.int64)
+        # flat, because a contiguous tensor may have any stride in a dimension of one
+        out, columns = out.view(-1).view(torch.int64), columns.view(torch.int64)
     out.view(positions, batch, tiles, -1).copy_(columns.unsqueeze(2))

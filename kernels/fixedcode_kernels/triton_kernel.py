@@ -63,7 +63,10 @@ def token_code_kernel(  # type: ignore[no-untyped-def]
     # Under the tile lift a word's first element shows `column`; the code repeated once holds the
     # next element's bit beside it, so that one shift fetches both.
     code = code & ((1 << BITS) - 1)
-    repeated = (code | (code << BITS))[:, None]
+    # (With all 32 bits in use there is no such next element: pairs start at even columns.)
+    repeated = code[:, None]
+    if BITS < 32:
+        repeated = repeated | (repeated << BITS)
     column = (tl.arange(0, BLOCK_WORDS) * PER_WORD) % BITS
     STEP: tl.constexpr = (BLOCK_WORDS * PER_WORD) % BITS
     for first in range(0, WORDS, BLOCK_WORDS):
@@ -145,9 +148,10 @@ def arguments(
     positions, batch, _ = out.shape
     rows = positions * batch
     check_rows(rows)
-    plan, (low, delta), word_type = _plan(lift, out.storage_offset() % 2 == 0)
+    packed = out.storage_offset() % 2 == 0 and out.data_ptr() % 4 == 0
+    plan, (low, delta), word_type = _plan(lift, packed)
     stride_b, stride_s = ids.stride()
-    words = out.view(word_type)
+    words = out.view(-1).view(word_type)  # flat: a dimension of one may have any stride
     return (ids, words, low, delta, rows, batch, seq_start, stride_b, stride_s), plan
 
 

@@ -13,7 +13,7 @@ import torch
 from hypothesis import strategies as st
 
 from fixedcode_kernels import build, native, reference
-from fixedcode_kernels.spec import Lift, make_lift
+from fixedcode_kernels.spec import MAX_BITS, Lift, make_lift
 
 GUARD = 4096
 POISON = 0xA5
@@ -68,7 +68,7 @@ def random_masks(k: int, seed: int) -> tuple[int, ...]:
 
 @st.composite
 def lifts(draw, dtypes=HALF_AND_SINGLE) -> Lift:
-    k = draw(st.one_of(st.just(16), st.integers(1, 31)))
+    k = draw(st.one_of(st.sampled_from((16, 32)), st.integers(1, MAX_BITS)))
     dtype = draw(st.sampled_from(dtypes))
     interleave = draw(st.booleans())
     if interleave:
@@ -98,7 +98,7 @@ def id_tensors(draw) -> torch.Tensor:
         "shifted": (batch, length + 1),
         "expanded": (1, length),
     }[layout]
-    base = torch.randint(-(2**31), 2**31 - 1, shape, generator=generator).to(dtype)
+    base = torch.randint(-(2**63), 2**63 - 1, shape, generator=generator).to(dtype)
     return {
         "plain": lambda: base,
         "transposed": base.t,

@@ -17,7 +17,7 @@ from kernel_cases import (
 )
 
 from fixedcode_kernels import cpu, table
-from fixedcode_kernels.spec import make_lift
+from fixedcode_kernels.spec import MAX_BITS, make_lift
 
 SOME = settings(max_examples=40, deadline=None)
 FEW = settings(max_examples=120, deadline=None)
@@ -99,7 +99,7 @@ def test_all_backends_at_length(call, warps):
 def many_code_sizes(dtype, hidden):
     """One call per K, with and without an affine map."""
     generator = torch.Generator().manual_seed(7)
-    for k in (1, 2, 3, 5, 8, 11, 15, 16, 17, 24, 30, 31):
+    for k in (1, 2, 3, 5, 8, 11, 15, 16, 17, 24, 30, 31, 32):
         for masks in ((), random_masks(k, k)):
             lift = make_lift(k, hidden, dtype, masks, (1 << k) // 3, 2.0, -1.0, False)
             ids = torch.randint(0, 1 << k, (2, 37), generator=generator)
@@ -116,7 +116,7 @@ def test_cpu_kernel_threads_at_many_code_sizes(dtype):
 @needs_compiler
 def test_cpu_kernel_encodes_many_rows_by_tables():
     generator = torch.Generator().manual_seed(4)
-    for k in range(1, 32):
+    for k in range(1, MAX_BITS + 1):
         lift = make_lift(k, k, torch.float32, random_masks(k, k), (1 << k) // 3, 1.0, 0.0, False)
         ids = torch.randint(-(2**31), 2**31, (1, 500), generator=generator)
         assert_equal(functools.partial(fill_cpu, threads=1), Call(ids, lift, 0, 500))

@@ -23,10 +23,13 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def run_one(**environment):
+def run_one(first="", cwd=None, **environment):
+    """Start a process that runs `first` and one token; a variable of None is taken away."""
+    variables = {**os.environ, **environment}
     return subprocess.Popen(
-        [sys.executable, "-c", RUN_ONE],
-        env={**os.environ, **environment},
+        [sys.executable, "-c", first + RUN_ONE],
+        cwd=cwd,
+        env={name: value for name, value in variables.items() if value is not None},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -67,6 +70,81 @@ def test_a_cache_folder_that_cannot_be_written_is_passed_over(tmp_path):
     occupied.write_text("")
     out = finish(run_one(FIXEDCODE_KERNELS_CACHE=str(occupied / "x"), XDG_CACHE_HOME=str(occupied)))
     assert "in use" in out
+
+
+@needs_compiler
+def test_a_cache_folder_given_relative_to_the_current_one(tmp_path):
+    out = finish(run_one(FIXEDCODE_KERNELS_CACHE=".", cwd=tmp_path))
+    assert "* cpu   cpu        in use" in out
+    assert [path.suffix for path in tmp_path.iterdir()] == [".so"]
+
+
+@needs_compiler
+def test_without_a_home_nothing_is_written_to_the_current_folder(tmp_path):
+    """A container whose user has no entry in the password file: ``~`` stays ``~``."""
+    nobody = "import pwd\ndef unknown(uid): raise KeyError(uid)\npwd.getpwuid = unknown\n"
+    temporary, current = tmp_path / "tmp", tmp_path / "current"
+    temporary.mkdir()
+    current.mkdir()
+    for _ in range(2):
+        process = run_one(
+            nobody, HOME=None, XDG_CACHE_HOME=None, TMPDIR=str(temporary), cwd=current
+        )
+        assert "* cpu   cpu        in use" in finish(process)
+    assert not list(current.iterdir())
+    (folder,) = temporary.iterdir()  # the second process found what the first had built
+    assert [path.suffix for path in folder.iterdir()] == [".so"]
+
+
+@needs_compiler
+@pytest.mark.parametrize("size", [0, 9000])
+def test_a_library_that_was_cut_off_is_built_again(tmp_path, size):
+    """Loading one that lacks its end kills a process by a bus error."""
+    assert "in use" in finish(run_one(FIXEDCODE_KERNELS_CACHE=str(tmp_path)))
+    (library,) = tmp_path.iterdir()
+    whole = library.read_bytes()
+    library.unlink()
+    library.write_bytes(whole[:size])
+    assert "* cpu   cpu        in use" in finish(run_one(FIXEDCODE_KERNELS_CACHE=str(tmp_path)))
+    assert library.read_bytes() == whole
+
+
+@needs_compiler
+def test_a_folder_that_cannot_be_written_still_serves_what_it_holds(tmp_path, monkeypatch):
+    """As a container's image may: built once, then read only."""
+    compiler = build.find_compiler("CXX", "g++", "clang++", "c++")
+    steps = [["-shared", "-fPIC", "-x", "c++", "{src}/token_code_emulate.cpp", "-o", "{out}"]]
+    monkeypatch.setenv(build.CACHE_VARIABLE, str(tmp_path / "image"))
+    monkeypatch.setattr(build, "cache_folder", build.cache_folder.__wrapped__)
+    built = build.build_library("served", compiler, steps)
+    monkeypatch.setattr(build, "cache_folder", lambda: tmp_path / "elsewhere")
+    assert build.build_library("served", compiler, steps) == built
+    built.parent.chmod(0o777)  # but not if anyone may have put it there
+    (tmp_path / "elsewhere").mkdir()
+    assert build.build_library("served", compiler, steps).parent == tmp_path / "elsewhere"
+
+
+@needs_compiler
+def test_the_default_dtype_of_torch_plays_no_part(tmp_path):
+    first = "import torch; torch.set_default_dtype(torch.bfloat16)\n"
+    assert "* cpu   cpu        in use" in finish(run_one(first))
+
+
+@needs_compiler
+def test_compilers_that_hang_or_speak_another_language_are_passed_over(tmp_path, monkeypatch):
+    slow = tmp_path / "slow"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setattr(build, "_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(build, "_compiler_version", lambda compiler: "")
+    with pytest.raises(build.BuildError, match=r"timed out after 0\.2 seconds"):
+        build.build_library("slow", str(slow), [["-c"]])
+    latin = tmp_path / "latin"
+    latin.write_bytes(b"#!/bin/sh\nprintf 'ung\\374ltig' >&2\nexit 1\n")
+    latin.chmod(0o755)
+    monkeypatch.setattr(build, "_TIMEOUT_SECONDS", 60)
+    with pytest.raises(build.BuildError, match=r"latin failed: ung.*ltig"):
+        build.build_library("latin", str(latin), [["-c"]])
 
 
 def test_a_forced_backend_from_the_environment(tmp_path):

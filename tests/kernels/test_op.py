@@ -135,8 +135,8 @@ def test_mistakes_name_the_argument():
         token_code_embedding(IDS, CODE, 8, dtype=torch.int8)
     with pytest.raises(ValueError, match="multiple of 4"):
         token_code_embedding(IDS, CodeSpec(vocab_size=9, num_bits=4, lift="interleave"), 10)
-    with pytest.raises(ValueError, match="num_bits is 32"):
-        token_code_embedding(IDS, CodeSpec(vocab_size=9, num_bits=32), 32)
+    with pytest.raises(ValueError, match="num_bits is 33"):
+        token_code_embedding(IDS, CodeSpec(vocab_size=9, num_bits=33), 33)
     with pytest.raises(ValueError, match="shift is 16"):
         token_code_embedding(IDS, CodeSpec(vocab_size=9, num_bits=4, shift=16), 8)
     with pytest.raises(ValueError, match="ids is on cpu and out on meta"):

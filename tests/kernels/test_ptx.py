@@ -29,6 +29,10 @@ LIFTS = [
     (17, 50, torch.bfloat16, False, False),  # rows off 16 bytes, partial tile
     (5, 65, torch.float16, True, False),  # odd width: 16-bit stores
     (31, 124, torch.float32, True, True),
+    (32, 4096, torch.bfloat16, True, False),  # every bit of a word in use
+    (32, 2048, torch.float32, False, False),
+    (32, 96, torch.float16, True, True),
+    (32, 37, torch.bfloat16, True, False),  # odd width, partial tile
     (1, 8, torch.bfloat16, False, False),
 ]
 
@@ -40,7 +44,7 @@ def make(k, hidden, dtype, affine, interleave):
 
 def random_ids(batch, length, dtype):
     generator = torch.Generator().manual_seed(batch * length)
-    return torch.randint(-(2**31), 2**31 - 1, (batch, length), generator=generator).to(dtype)
+    return torch.randint(-(2**63), 2**63 - 1, (batch, length), generator=generator).to(dtype)
 
 
 @needs_triton

@@ -66,13 +66,13 @@ def test_ids_outside_the_code_count_modulo_its_size(dtype):
     assert out[:, 0].tolist() == [[1, 1, 1], [1, 0, 0], [0, 0, 0]]
 
 
-def test_large_codes_against_scalar_arithmetic():
+@pytest.mark.parametrize(("k", "shift"), [(31, 0x2AAAAAAA), (32, 0xAAAAAAAA)])
+def test_large_codes_against_scalar_arithmetic(k, shift):
     generator = torch.Generator().manual_seed(1)
-    k, shift = 31, 0x2AAAAAAA
     masks = tuple(torch.randint(0, 1 << k, (k,), generator=generator).tolist())
-    ids = torch.randint(0, (1 << k) - 1, (2, 5), generator=generator)
+    ids = torch.randint(0, (1 << 31) - 1, (2, 5), generator=generator)
     code = CodeSpec(
-        vocab_size=(1 << k) - 1, num_bits=k, row_masks=masks, shift=shift, scale=2.0, offset=-1.0
+        vocab_size=(1 << 31) - 1, num_bits=k, row_masks=masks, shift=shift, scale=2.0, offset=-1.0
     )
     out = token_code_embedding(ids, code, 40)
     for b in range(2):
