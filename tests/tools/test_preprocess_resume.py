@@ -1,5 +1,6 @@
 """tools/preprocess_data.py interrupted at any moment: a clear end, and the same bytes after all."""
 
+import contextlib
 import gzip
 import json
 import os
@@ -78,8 +79,8 @@ def interrupt(folder, out, how, after):
     )
     state, seen = out / "o.resume.partial", set()
     while len(seen) < after and process.poll() is None:
-        if state.exists():
-            seen.add(state.stat().st_ino)
+        with contextlib.suppress(FileNotFoundError):
+            seen.add(state.stat().st_mtime_ns)
         time.sleep(0.001)
     if how == "worker":
         os.kill(children(process.pid)[0], signal.SIGKILL)
@@ -89,7 +90,7 @@ def interrupt(folder, out, how, after):
     return process.returncode, message
 
 
-@pytest.mark.parametrize("after", [1, 6])
+@pytest.mark.parametrize("after", [1, 4])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "worker"])
 def test_interrupted_and_continued(work, tmp_path, how, after):
     status, message = interrupt(work, tmp_path, how, after)
