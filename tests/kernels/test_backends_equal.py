@@ -123,7 +123,7 @@ def test_cpu_kernel_encodes_many_rows_by_tables():
 
 
 @needs_compiler
-@pytest.mark.parametrize("k", [16, 17])
+@pytest.mark.parametrize("k", [16, 17, 31, 32])
 def test_cpu_kernel_on_an_output_larger_than_the_caches(k):
     lift = make_lift(k, 2048, torch.float32, random_masks(k, 1), 9, 2.0, -1.0, False)
     ids = torch.randint(-(2**31), 2**31, (4, 1700), generator=torch.Generator().manual_seed(3))

@@ -73,20 +73,26 @@ class RowWriter {
       : code_(code), low_((T)code.low), delta_((T)(code.low ^ code.high)) {
     past_caches_ = past_caches && (size_t)code.hidden * sizeof(T) % kVectorBytes == 0;
     // K divides the lanes of a vector: the whole row is one vector, repeated.
-    whole_vector_ = !code.group && Vector<T>::lanes % code.num_bits == 0 &&
-                    code.num_bits <= 8 * sizeof(T);
-    if (!whole_vector_) return;
-    for (uint32_t i = 0; i < Vector<T>::lanes; ++i) select_[i] = (T)((T)1 << (i % code.num_bits));
+    whole_vector_ = !code.group && lanes % code.num_bits == 0 && code.num_bits <= 8 * sizeof(T);
+    if (whole_vector_) {
+      for (uint32_t i = 0; i < lanes; ++i) select_[i] = (T)((T)1 << (i % code.num_bits));
+      return;
+    }
+    for (uint32_t i = 0; i < 16 * 4; ++i) four_[i / 4][i % 4] = value(i / 4, i % 4);
+    period_ = code.num_bits;
+    while (period_ % lanes) period_ += code.num_bits;
+    if (period_ > code.hidden) period_ = code.hidden;
   }
 
   void operator()(T* out, uint32_t bits) const {
     if (code_.group) return groups(out, bits);
     if (whole_vector_) return vectors(out, bits);
-    return doubling(out, bits);
+    return periods(out, bits);
   }
 
  private:
   using V = typename Vector<T>::type;
+  static constexpr uint32_t lanes = Vector<T>::lanes;
 
   T value(uint32_t bits, uint32_t column) const {
     return (T)(low_ ^ (delta_ & (T)(0 - (T)((bits >> column) & 1u))));
@@ -108,15 +114,32 @@ class RowWriter {
     memcpy(to, &pattern, left);
   }
 
-  // One period, then copies of what is there already: the filled part stays a multiple of K.
-  void doubling(T* out, uint32_t bits) const {
-    const size_t total = code_.hidden;
-    size_t filled = code_.num_bits < total ? code_.num_bits : total;
-    for (uint32_t i = 0; i < filled; ++i) out[i] = value(bits, i);
-    while (filled < total) {
-      const size_t more = filled < total - filled ? filled : total - filled;
-      memcpy(out + filled, out, more * sizeof(T));
+  // Any K: the code's elements, repeated until they end with a vector (or the row does). At most 32
+  // vectors, so the nearest cache holds them; from there they go to the row.
+  void periods(T* out, uint32_t bits) const {
+    alignas(kVectorBytes) T pattern[32 * lanes];
+    for (uint32_t i = 0; i < code_.num_bits; i += 4, bits >>= 4)
+      memcpy(pattern + i, four_[bits & 15], sizeof four_[0]);
+    for (size_t filled = code_.num_bits; filled < period_;) {
+      const size_t more = filled < period_ - filled ? filled : period_ - filled;
+      memcpy(pattern + filled, pattern, more * sizeof(T));
       filled += more;
+    }
+    size_t left = (size_t)code_.hidden * sizeof(T);
+    char* to = (char*)out;
+    while (left) {
+      const size_t bytes = left < period_ * sizeof(T) ? left : period_ * sizeof(T);
+      const char* from = (const char*)pattern;
+      left -= bytes;
+      if (!past_caches_) {
+        to = (char*)memcpy(to, from, bytes) + bytes;
+        continue;
+      }
+      for (const char* end = to + bytes; to < end; to += kVectorBytes, from += kVectorBytes) {
+        V part;
+        memcpy(&part, from, kVectorBytes);
+        stream(to, part);
+      }
     }
   }
 
@@ -130,6 +153,8 @@ class RowWriter {
   const fc_code& code_;
   T low_, delta_;
   V select_ = {};
+  T four_[16][4];       // the elements of four code bits
+  size_t period_ = 0;   // elements
   bool whole_vector_, past_caches_;
 };
 
