@@ -7,6 +7,7 @@ no gradient, makes no host sync (unless ids are checked), and returns a tensor t
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +41,20 @@ def _check_ids_tensor(ids: Tensor, seq_start: int, seq_length: int) -> None:
         )
 
 
+def _check_call(ids: Tensor, code: CodeLike, check_ids: bool) -> None:
+    """What the op itself cannot say, because it never sees the code."""
+    if not isinstance(ids, Tensor):
+        raise TypeError(f"ids is a {type(ids).__name__}; it must be a torch.Tensor [b, s]")
+    if ids.dim() != 2:
+        raise ValueError(f"ids has shape {tuple(ids.shape)}; it must be [b, s]")
+    if getattr(code, "kind", "") == "random":
+        raise ValueError("code is of kind 'random', which has no bits; use its own embed method")
+    if check_ids and code.vocab_size < 1:
+        raise ValueError(f"vocab_size is {code.vocab_size}; check_ids needs at least 1")
+    if code.lift not in ("tile", "interleave"):
+        raise ValueError(f"lift is {code.lift!r}; it must be 'tile' or 'interleave'")
+
+
 def _check_given_output(ids: Tensor, out: Tensor) -> None:
     """What can be said of `out` while the call is traced."""
     if out.device != ids.device:
@@ -53,17 +68,6 @@ def _overlap(ids: Tensor, out: Tensor) -> bool:
     span = 1 + sum((n - 1) * step for n, step in zip(ids.shape, ids.stride(), strict=True))
     first, out_first = ids.data_ptr(), out.data_ptr()
     return out_first < first + span * ids.element_size() and first < out_first + out.nbytes
-
-
-def _check_out(ids: Tensor, out: Tensor, lift: Lift, seq_length: int) -> None:
-    shape = (seq_length, ids.size(0), lift.hidden_size)
-    if tuple(out.shape) != shape or out.dtype != lift.dtype or not out.is_contiguous():
-        raise ValueError(
-            f"out is {out.dtype} {tuple(out.shape)} with strides {out.stride()}; it must be a "
-            f"contiguous {lift.dtype} {shape}"
-        )
-    if out.numel() and _overlap(ids, out):
-        raise ValueError("ids and out share memory: writing out would change the ids")
 
 
 def check_id_range(ids: Tensor, vocab_size: int, seq_start: int, seq_length: int) -> None:
@@ -84,82 +88,77 @@ def check_id_range(ids: Tensor, vocab_size: int, seq_start: int, seq_length: int
     )
 
 
-def _token_code(
-    ids: Tensor,
-    num_bits: int,
-    hidden_size: int,
-    dtype: torch.dtype,
-    row_masks: Sequence[int],
-    shift: int,
-    scale: float,
-    offset: float,
-    interleave: bool,
-    seq_start: int,
-    seq_length: int,
-    vocab_size: int,
-) -> Tensor:
-    lift = make_lift(
-        num_bits, hidden_size, dtype, tuple(row_masks), shift, scale, offset, interleave
-    )
-    _check_ids_tensor(ids, seq_start, seq_length)
-    out = ids.new_empty((seq_length, ids.size(0), hidden_size), dtype=dtype)
-    if vocab_size:
-        check_id_range(ids, vocab_size, seq_start, seq_length)
+class _Arguments(NamedTuple):
+    """What follows the tensors in the op's schema, in its order."""
+
+    num_bits: int
+    hidden_size: int
+    dtype: torch.dtype
+    row_masks: Sequence[int]
+    shift: int
+    scale: float
+    offset: float
+    interleave: bool
+    seq_start: int
+    seq_length: int
+    vocab_size: int  # 0: ids are not checked
+
+    def lift(self) -> Lift:
+        return make_lift(*self[:3], tuple(self.row_masks), *self[4:8])
+
+    def shape(self, ids: Tensor) -> tuple[int, int, int]:
+        return self.seq_length, ids.size(0), self.hidden_size
+
+
+def _check_out(ids: Tensor, out: Tensor, call: _Arguments) -> None:
+    shape = call.shape(ids)
+    if tuple(out.shape) != shape or out.dtype != call.dtype or not out.is_contiguous():
+        raise ValueError(
+            f"out is {out.dtype} {tuple(out.shape)} with strides {out.stride()}; it must be a "
+            f"contiguous {call.dtype} {shape}"
+        )
+    if out.numel() and _overlap(ids, out):
+        raise ValueError("ids and out share memory: writing out would change the ids")
+
+
+def _fill(ids: Tensor, out: Tensor, lift: Lift, call: _Arguments) -> None:
+    if call.vocab_size:
+        check_id_range(ids, call.vocab_size, call.seq_start, call.seq_length)
     if out.numel():
-        chosen_fill(ids.device.type)(ids, out, lift, seq_start)
+        chosen_fill(ids.device.type)(ids, out, lift, call.seq_start)
+
+
+def _token_code(ids: Tensor, *arguments: Any) -> Tensor:
+    call = _Arguments(*arguments)
+    lift = call.lift()
+    _check_ids_tensor(ids, call.seq_start, call.seq_length)
+    out = ids.new_empty(call.shape(ids), dtype=call.dtype)
+    _fill(ids, out, lift, call)
     return out
 
 
-def _token_code_out(
-    ids: Tensor,
-    out: Tensor,
-    num_bits: int,
-    hidden_size: int,
-    dtype: torch.dtype,
-    row_masks: Sequence[int],
-    shift: int,
-    scale: float,
-    offset: float,
-    interleave: bool,
-    seq_start: int,
-    seq_length: int,
-    vocab_size: int,
-) -> None:
-    lift = make_lift(
-        num_bits, hidden_size, dtype, tuple(row_masks), shift, scale, offset, interleave
-    )
-    _check_ids_tensor(ids, seq_start, seq_length)
-    _check_out(ids, out, lift, seq_length)
-    if vocab_size:
-        check_id_range(ids, vocab_size, seq_start, seq_length)
-    if out.numel():
-        chosen_fill(ids.device.type)(ids, out, lift, seq_start)
+def _token_code_out(ids: Tensor, out: Tensor, *arguments: Any) -> None:
+    call = _Arguments(*arguments)
+    lift = call.lift()
+    _check_ids_tensor(ids, call.seq_start, call.seq_length)
+    _check_out(ids, out, call)
+    _fill(ids, out, lift, call)
     torch.autograd.graph.increment_version(out)  # so that autograd notices if it saved `out`
 
 
 @torch.library.register_fake("fixedcode::token_code", lib=_LIBRARY)
-def _token_code_fake(
-    ids: Tensor,
-    num_bits: int,
-    hidden_size: int,
-    dtype: torch.dtype,
-    row_masks: Sequence[int],
-    shift: int,
-    scale: float,
-    offset: float,
-    interleave: bool,
-    seq_start: int,
-    seq_length: int,
-    vocab_size: int,
-) -> Tensor:
-    make_lift(num_bits, hidden_size, dtype, tuple(row_masks), shift, scale, offset, interleave)
-    _check_ids_tensor(ids, seq_start, seq_length)
-    return ids.new_empty((seq_length, ids.size(0), hidden_size), dtype=dtype)
+def _token_code_fake(ids: Tensor, *arguments: Any) -> Tensor:
+    call = _Arguments(*arguments)
+    call.lift()  # checks the values
+    _check_ids_tensor(ids, call.seq_start, call.seq_length)
+    return ids.new_empty(call.shape(ids), dtype=call.dtype)
 
 
 @torch.library.register_fake("fixedcode::token_code_out", lib=_LIBRARY)
-def _token_code_out_fake(ids: Tensor, out: Tensor, *arguments: object) -> None:
-    return None
+def _token_code_out_fake(ids: Tensor, out: Tensor, *arguments: Any) -> None:
+    call = _Arguments(*arguments)
+    call.lift()
+    _check_ids_tensor(ids, call.seq_start, call.seq_length)
 
 
 for _device in ("CPU", "CUDA"):
@@ -210,16 +209,7 @@ def token_code_embedding(
     ValueError
         Naming the argument, the value found and what would work.
     """
-    if not isinstance(ids, Tensor):
-        raise TypeError(f"ids is a {type(ids).__name__}; it must be a torch.Tensor [b, s]")
-    if ids.dim() != 2:
-        raise ValueError(f"ids has shape {tuple(ids.shape)}; it must be [b, s]")
-    if getattr(code, "kind", "") == "random":
-        raise ValueError("code is of kind 'random', which has no bits; use its own embed method")
-    if check_ids and code.vocab_size < 1:
-        raise ValueError(f"vocab_size is {code.vocab_size}; check_ids needs at least 1")
-    if code.lift not in ("tile", "interleave"):
-        raise ValueError(f"lift is {code.lift!r}; it must be 'tile' or 'interleave'")
+    _check_call(ids, code, check_ids)
     arguments = (
         code.num_bits,
         hidden_size,

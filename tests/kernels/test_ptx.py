@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_cases import Call, calls, interpreted_triton, random_masks, same_bits
 
+from fixedcode_kernels import native
 from fixedcode_kernels.cuda_kernel import find_nvcc
 from fixedcode_kernels.spec import make_lift
 
@@ -115,6 +116,9 @@ def test_triton_ptx_at_length(call):
         (17, 2176, torch.bfloat16, False, 56),  # a K that does not divide the words of a warp
         (17, 2176, torch.bfloat16, True, 56),
         (18, 2304, torch.float32, False, 56),
+        (32, 4096, torch.bfloat16, False, 14),
+        (32, 4096, torch.bfloat16, True, 24),
+        (32, 4096, torch.float32, True, 24),
     ],
 )
 def test_instructions_executed_per_store(k, hidden, dtype, affine, budget):
@@ -135,6 +139,8 @@ def test_instructions_executed_per_store(k, hidden, dtype, affine, budget):
         (262_153, 8192, 1),
         (1_048_585, 4096, 1),  # and 2^31 32-bit words
         (70_001, 64, 1),
+        (2**27 + 1, 16, 1),  # 2^32 lanes when a warp writes a row
+        (native.MAX_ROWS - 7, 16, 1),
         (9, 70_000, 1),
         (9, 64, 2**33 + 1),  # ids further apart than 32 bits reach
     ],

@@ -9,8 +9,9 @@ constexpr int kThreads = 256;
 template <int BYTES, bool AFFINE, int SHAPE>
 __global__ void __launch_bounds__(kThreads)
     fc_kernel(const __grid_constant__ fc_code code, const __grid_constant__ fc_call call) {
-  fc_warp_body<BYTES, AFFINE, SHAPE>(code, call, (blockIdx.x * kThreads + threadIdx.x) / 32,
-                                     gridDim.x * (kThreads / 32), threadIdx.x % 32);
+  constexpr uint32_t kWarps = kThreads / 32;  // warps are counted: all threads may pass 2^32
+  fc_warp_body<BYTES, AFFINE, SHAPE>(code, call, blockIdx.x * kWarps + threadIdx.x / 32,
+                                     gridDim.x * kWarps, threadIdx.x % 32);
 }
 
 template <int BYTES, bool AFFINE>
