@@ -60,9 +60,10 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     from fixedcode_megatron.training.checkpoint import load_checkpoint
     from fixedcode_megatron.training.loop import evaluate_split, train
     from fixedcode_megatron.training.metrics import MetricsLogger
+    from fixedcode_megatron.training.start import checkpoint_to_load
     from fixedcode_megatron.training.trainer import build_trainer
 
-    checkpoint = _checkpoint_to_load(cfg)
+    checkpoint = checkpoint_to_load(cfg)
     tokenizer = load_tokenizer(cfg)
     vocabulary = run_vocabulary(cfg, vocab_size(cfg, tokenizer))
     trainer = build_trainer(cfg, runtime, vocabulary)
@@ -135,25 +136,6 @@ def prepare_data(cfg: RunConfig) -> None:
     prepare_python_library(
         Path(cfg.data.data_path[0]).parent, vocab_size=cfg.model.vocab_size or 4096
     )
-
-
-def _checkpoint_to_load(cfg: RunConfig) -> Path | None:
-    """The checkpoint to continue from; None starts from scratch."""
-    from fixedcode_megatron.training.checkpoint_files import find_checkpoint
-
-    options = cfg.checkpoint
-    if options.load is None:
-        return None
-    root = Path(options.load)
-    path = find_checkpoint(root, options.ckpt_step)
-    starts_fresh = options.load == options.save and not options.exit_on_missing_checkpoint
-    if path is None and not starts_fresh:
-        found = "holds no checkpoint" if root.is_dir() else "does not exist"
-        raise UserError(
-            f"--load {root} {found}; correct the path, leave --load out to start from random "
-            "weights, or give the same folder as --save to start now and continue next time"
-        )
-    return path
 
 
 def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:

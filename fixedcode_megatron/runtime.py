@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 import random
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,8 @@ class Runtime:
         torch.distributed backend of the default group.
     rank, world_size, local_rank
         As torchrun counts them; 0, 1, 0 without a launcher.
+    started
+        `time.monotonic()` at start-up.
     """
 
     device: torch.device
@@ -41,6 +44,7 @@ class Runtime:
     rank: int
     world_size: int
     local_rank: int
+    started: float = field(default_factory=time.monotonic)
 
     @property
     def device_name(self) -> str:

@@ -18,8 +18,6 @@ _TE = "the package transformer-engine[pytorch], version 2.1 or newer, on a Hoppe
 _WITHOUT_LOCAL = (
     "cpu_offloading",
     "delay_wgrad_compute",
-    "enable_cuda_graph",
-    "external_cuda_graph",
     "fine_grained_activation_offloading",
     "fp4",
     "fp8",

@@ -173,7 +173,9 @@ def transformer_config(cfg: RunConfig, **derived: Any) -> TransformerConfig:
         "params_dtype": dtype,
         "pipeline_dtype": dtype,
         "autocast_dtype": dtype,
-        "deallocate_pipeline_outputs": True,
+        # Freed at once on a CPU, where interleaved stages send them in the background: what arrives
+        # would be whatever the memory holds by then. A GPU's allocator waits for the send.
+        "deallocate_pipeline_outputs": availability.on_gpu(cfg),
         "gated_linear_unit": cfg.model.swiglu,
         "activation_func": _activation(cfg),
         "transformer_impl": availability.transformer_impl(cfg),

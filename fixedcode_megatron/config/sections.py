@@ -152,7 +152,7 @@ class TrainingConfig:
     skip_train: bool = option(False, "evaluate only")
     exit_interval: int | None = option(None, "save and stop when the iteration divides by this")
     exit_duration_in_mins: float | None = option(None, "save and stop after this many minutes")
-    exit_signal_handler: bool = option(True, "save and stop on SIGTERM")
+    exit_signal_handler: bool = option(True, "save and stop on SIGTERM and Ctrl-C")
     seed: int = option(1234, "seed of initial weights, data order and dropout")
     lr_decay_style: str = option(
         "linear",

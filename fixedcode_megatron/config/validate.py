@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import (
     checks_data,
+    checks_effect,
     checks_machine,
     checks_model,
     checks_training,
@@ -46,6 +47,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_model.widths(cfg)
     problems += checks_model.interface(cfg)
     problems += checks_machine.check(cfg)
+    problems += checks_effect.check(cfg)
     problems += checks_training.batches(cfg, world_size)
     problems += checks_training.schedule(cfg)
     problems += checks_training.ranges(cfg)

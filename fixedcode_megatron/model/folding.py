@@ -52,7 +52,8 @@ class FoldedLayerNormColumnParallelLinear(LayerNormColumnParallelLinear):
 
     def forward(self, input_: Tensor, *_args: Any, **_kwargs: Any) -> tuple[Tensor, Tensor | None]:
         """Linear(norm(input_)): [s(/tp), b, h] -> [s, b, output_size / tp] and the skipped bias."""
-        gamma, beta = self.layer_norm_weight, self.layer_norm_bias
+        gamma: Tensor = self.layer_norm_weight
+        beta = self.layer_norm_bias
         if self.config.layernorm_zero_centered_gamma:
             gamma = gamma + 1
         output = _FoldedNormLinear.apply(

@@ -11,6 +11,7 @@ import inspect
 import logging
 import platform
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,37 @@ def save_checkpoint(trainer: Trainer, root: Path, *, tokenizer_fingerprint: str 
     """Write the checkpoint of the current iteration; every rank must call it.
 
     The folder gets its final name, and the tracker file moves, when all ranks have written.
+
+    Raises
+    ------
+    UserError
+        If it could not be written; the checkpoints before it are as they were.
     """
+    try:
+        return _save(trainer, root, tokenizer_fingerprint)
+    except (OSError, CheckpointException, CheckpointingException) as error:
+        raise UserError(_why_not_saved(root, trainer.state.iteration, error)) from error
+
+
+def _why_not_saved(root: Path, iteration: int, error: BaseException) -> str:
+    causes = [str(error)]
+    if isinstance(error, CheckpointException):  # torch's, with each rank's own exception inside
+        causes = sorted({str(cause) for cause, _ in error.failures.values()})
+    if dist.get_rank() == 0:
+        shutil.rmtree(files.partial_path(root, iteration), ignore_errors=True)
+    try:
+        room = f"{shutil.disk_usage(root).free / 2**30:.1f} GiB are free there"
+        newest = f"the newest whole one is of iteration {files.read_tracker(root)}"
+    except OSError:
+        room, newest = "the folder cannot be read", "see what is left of it"
+    return (
+        f"the checkpoint of iteration {iteration} could not be written to {root}: "
+        f"{'; '.join(causes) or 'see the other ranks'} ({room}); {newest}. Make room or choose "
+        "another --save, then start again"
+    )
+
+
+def _save(trainer: Trainer, root: Path, tokenizer_fingerprint: str | None) -> Path:
     iteration = trainer.state.iteration
     if dist.get_rank() == 0:
         files.prepare(root, iteration)
@@ -61,7 +92,7 @@ def save_checkpoint(trainer: Trainer, root: Path, *, tokenizer_fingerprint: str 
         partial = files.partial_path(root, iteration)
         (partial / "config.yaml").write_text(trainer.cfg.to_yaml(), encoding="utf-8")
         files.publish(root, iteration)
-        files.remove_old(root, trainer.cfg.checkpoint.keep_last_checkpoints)
+        files.remove_old(root, trainer.cfg.checkpoint.keep_last_checkpoints, newest=iteration)
     dist.barrier()
     return files.checkpoint_path(root, iteration)
 
@@ -112,6 +143,7 @@ def load_checkpoint(
     if with_optimizer:
         _load_optimizer(trainer, loaded["optimizer"], common["opt_param_scheduler"])
     else:
+        trainer.state.optimizer_steps = 0
         trainer.optimizer.reload_model_params()
         trainer.scheduler.step(increment=trainer.state.consumed_samples)
     if with_rng and same_layout:
@@ -208,7 +240,7 @@ def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> N
     with torch.no_grad():  # FP32 weights are their own main weights: leaves, copied into in place
         trainer.optimizer.load_state_dict(state)
     # The step count is saved by rank 0 alone, which has none where its stage owns no parameter.
-    steps = trainer.state.iteration - trainer.state.skipped_iterations
+    steps = trainer.state.optimizer_steps
     for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
         for group in optimizer.optimizer.param_groups:
             if group["params"] and "betas" in group:

@@ -102,22 +102,31 @@ def publish(root: Path, iteration: int) -> Path:
         if entry.is_file():
             _fsync(entry)
     _fsync(partial)
+    replaced = root / f".iter_{iteration:07d}.replaced"
     if final.exists():
         # Saved before, by a run that died before it moved the tracker, or one that was rewound.
-        shutil.rmtree(final)
+        # Deleting it takes long, and whoever dies meanwhile must leave a whole one: so set aside.
+        shutil.rmtree(replaced, ignore_errors=True)
+        final.rename(replaced)
     partial.rename(final)
     _fsync(root)
     write_atomically(root / TRACKER, f"{iteration}\n")
+    shutil.rmtree(replaced, ignore_errors=True)
     return final
 
 
-def remove_old(root: Path, keep: int | None) -> None:
-    """Delete all but the `keep` newest whole checkpoints, and what dead runs left behind."""
-    for leftover in root.glob(".iter_*.partial"):
+def remove_old(root: Path, keep: int | None, *, newest: int | None = None) -> None:
+    """Delete what dead runs left behind, and all but `keep` whole checkpoints up to `newest`.
+
+    Later ones are of a run that was rewound with `--ckpt-step`: they stay until they are replaced,
+    and do not crowd out the ones that this run has made.
+    """
+    for leftover in (*root.glob(".iter_*.partial"), *root.glob(".iter_*.replaced")):
         shutil.rmtree(leftover, ignore_errors=True)
     if keep is None:
         return
-    for iteration in whole_iterations(root)[:-keep]:
+    own = [i for i in whole_iterations(root) if newest is None or i <= newest]
+    for iteration in own[:-keep]:
         shutil.rmtree(checkpoint_path(root, iteration))
 
 

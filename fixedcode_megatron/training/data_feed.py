@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+import torch
 from megatron.core import parallel_state
 
 from fixedcode_megatron.data.datasets import BatchIterator
@@ -59,4 +60,25 @@ class DataFeed:
         for batch in batches:
             if count:
                 self._checksum += sum(zlib.crc32(row.numpy()) for row in batch["tokens"])
-            yield batch
+            del batch["sample_ids"]
+            yield context_parallel_slice(
+                batch,
+                rank=parallel_state.get_context_parallel_rank(),
+                size=parallel_state.get_context_parallel_world_size(),
+            )
+
+
+def context_parallel_slice(batch: Batch, *, rank: int, size: int) -> Batch:
+    """This context-parallel rank's part of each sequence, as Transformer Engine expects it.
+
+    Each sequence is cut into 2 * `size` slices, of which a rank has a near and a far one, so that
+    all ranks have the same work under the causal mask.
+    """
+    if size == 1:
+        return batch
+    found = {}
+    for name, value in batch.items():
+        dim = 2 if name == "attention_mask" else 1
+        slices = value.chunk(2 * size, dim=dim)
+        found[name] = torch.cat([slices[rank], slices[-1 - rank]], dim=dim)
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from megatron.core import parallel_state
-from megatron.core.num_microbatches_calculator import get_num_microbatches
 
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.metrics import mean_loss
@@ -15,8 +14,8 @@ from fixedcode_megatron.training.trainer import Trainer
 def evaluate(trainer: Trainer, feed: DataFeed, iterations: int) -> float | None:
     """Mean loss in nats per token over the first `iterations` global batches of a split.
 
-    Every evaluation reads the same samples, so that values along a run, and of runs with different
-    input interfaces, can be compared.
+    Every evaluation reads the same samples, so that values along a run (while the batch size still
+    ramps up, too) and of runs with different input interfaces can be compared.
 
     Returns
     -------
@@ -31,7 +30,10 @@ def evaluate(trainer: Trainer, feed: DataFeed, iterations: int) -> float | None:
     with torch.no_grad(), trainer.parameters_gathered():
         for _ in range(iterations):
             pair = run_microbatches(
-                trainer, iterators, num_microbatches=get_num_microbatches(), forward_only=True
+                trainer,
+                iterators,
+                num_microbatches=trainer.num_evaluation_microbatches,
+                forward_only=True,
             )
             if pair is not None:
                 total = pair if total is None else total + pair

@@ -6,8 +6,6 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
-from megatron.core.num_microbatches_calculator import update_num_microbatches
-
 from fixedcode_megatron.training.checkpoint import save_checkpoint
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
@@ -52,13 +50,15 @@ def train(
             last_saved = state.iteration
 
     assert feeds.train is not None
+    trainer.set_batch_size()
+    if finished(trainer):
+        logger.info("iteration %d is done: nothing is left to train", state.iteration)
+        return 0
     iterators = feeds.train.iterators(state.consumed_samples)
     interval = Interval()
-    with StopRequests(cfg, trainer.runtime.device) as stop:
+    with StopRequests(cfg, trainer.runtime) as stop:
         while not finished(trainer):
-            update_num_microbatches(state.consumed_samples, consistency_check=False)
-            tokens = trainer.global_batch_size * cfg.model.seq_length
-            interval.add(train_step(trainer, iterators), tokens)
+            interval.add(train_step(trainer, iterators))
             if _due(state.iteration, cfg.logging.log_interval) or finished(trainer):
                 metrics.log_interval(interval, feeds.train.take_checksum())
                 interval = Interval()
@@ -73,18 +73,19 @@ def train(
         stop.finish()
     if interval.iterations:
         metrics.log_interval(interval, feeds.train.take_checksum())
+    save()
     if finished(trainer):
         evaluate_split(trainer, feeds.test, metrics, "test")
-    save()
     return stop.signal_number
 
 
 def finished(trainer: Trainer) -> bool:
-    """Whether the run has seen all the iterations or samples that it was asked for."""
+    """Whether the run has done its iterations, or too few samples are left for one more batch."""
     target = trainer.cfg.training.train_iters
     if target is not None:
         return trainer.state.iteration >= target
-    return trainer.state.consumed_samples >= train_samples(trainer.cfg)
+    after = trainer.state.consumed_samples + trainer.global_batch_size
+    return after > train_samples(trainer.cfg)
 
 
 def evaluate_split(

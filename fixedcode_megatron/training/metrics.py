@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training.flops import peak_flops
+from fixedcode_megatron.training.metrics_file import MetricsFile
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from fixedcode_megatron.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-METRICS_FILE = "metrics.jsonl"
 
 
 def mean_loss(pair: Tensor | None, device: torch.device) -> float | None:
@@ -43,22 +42,38 @@ def mean_loss(pair: Tensor | None, device: torch.device) -> float | None:
 
 @dataclass
 class Interval:
-    """Sums over the iterations between two log lines; losses stay on the device until then."""
+    """Sums over the iterations between two log lines; losses stay on the device until then.
+
+    Attributes
+    ----------
+    loss
+        [2] FP64 pair (sum of token losses, number of tokens) of this rank; None without the loss.
+    nan
+        Iterations whose loss on this rank was not finite, as a tensor on the device.
+    samples
+        Samples of all ranks together; `batch_size` are those of the last iteration.
+    """
 
     loss: Tensor | None = None
+    nan: Tensor | None = None
     iterations: int = 0
-    tokens: int = 0
+    samples: int = 0
+    batch_size: int = 0
     grad_norm: float | None = None
+    num_zeros: float | None = None
     seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
 
-    def add(self, result: StepResult, tokens: int) -> None:
+    def add(self, result: StepResult) -> None:
         """Count one more iteration."""
         self.iterations += 1
-        self.tokens += tokens
-        self.grad_norm = result.grad_norm
+        self.samples += result.samples
+        self.batch_size = result.samples
+        self.grad_norm, self.num_zeros = result.grad_norm, result.num_zeros
         if result.loss is not None:
+            nan = (~result.loss[0].isfinite()).to(torch.int64)
             self.loss = result.loss if self.loss is None else self.loss + result.loss
+            self.nan = nan if self.nan is None else self.nan + nan
 
     def pause_clock(self) -> None:
         """Leave out the time from here to `resume_clock` (evaluation, checkpoints)."""
@@ -74,14 +89,28 @@ class MetricsLogger:
 
     def __init__(self, trainer: Trainer, run_dir: Path) -> None:
         self._trainer = trainer
-        self._file: IO[str] | None = None
+        self._file: MetricsFile | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
+        failure: list[str | None] = [None]
         if trainer.is_logging_rank:
-            run_dir.mkdir(parents=True, exist_ok=True)
-            self._file = (run_dir / METRICS_FILE).open("a", encoding="utf-8")
-            self._tensorboard = _open_tensorboard(trainer.cfg)
-            self._wandb = _open_wandb(trainer.cfg)
+            try:
+                self._open(run_dir)
+            except UserError as error:
+                failure = [str(error)]
+            except OSError as error:
+                failure = [f"--run-dir {run_dir} cannot be written to: {error}"]
+        dist.broadcast_object_list(failure, src=trainer.runtime.world_size - 1)
+        if failure[0] is not None:
+            raise UserError(failure[0])
+
+    def _open(self, run_dir: Path) -> None:
+        cfg, iteration = self._trainer.cfg, self._trainer.state.iteration
+        # An evaluation of an earlier checkpoint takes nothing back.
+        continue_from = None if cfg.training.skip_train else iteration
+        self._file = MetricsFile(run_dir, continue_from)
+        self._tensorboard = _open_tensorboard(cfg, continue_from)
+        self._wandb = _open_wandb(cfg)
 
     def close(self) -> None:
         """Flush and close whatever is open."""
@@ -99,12 +128,11 @@ class MetricsLogger:
         interval.pause_clock()
         seconds = interval.seconds / interval.iterations
         loss = mean_loss(interval.loss, trainer.runtime.device)
+        trainer.state.nan_iterations += _worst_rank(interval.nan, trainer.runtime.device)
         checksum = _sum_over_data_parallel(data_checksum, trainer.runtime.device)
         if not trainer.is_logging_rank:
             return
         assert loss is not None
-        if not math.isfinite(loss):
-            trainer.state.nan_iterations += 1
         figures = self._figures(interval, loss, seconds) | {"data checksum": checksum}
         print_line(_log_line(trainer, figures))
         self._emit("train", trainer.state.iteration, figures)
@@ -124,7 +152,8 @@ class MetricsLogger:
     def _figures(self, interval: Interval, loss: float, seconds: float) -> dict[str, Any]:
         trainer, state = self._trainer, self._trainer.state
         world_size = trainer.runtime.world_size
-        tokens_per_second = interval.tokens / interval.iterations / seconds
+        tokens = interval.samples * trainer.cfg.model.seq_length
+        tokens_per_second = tokens / interval.iterations / seconds
         flops = tokens_per_second * trainer.shape.flops_per_token / world_size
         peak = peak_flops(
             trainer.runtime.device_name, sixteen_bit=trainer.config.bf16 or trainer.config.fp16
@@ -135,10 +164,11 @@ class MetricsLogger:
             "elapsed time per iteration (ms)": seconds * 1e3,
             "throughput per GPU (TFLOP/s/GPU)": flops / 1e12,
             "learning rate": learning_rate(trainer.optimizer),
-            "global batch size": trainer.global_batch_size,
+            "global batch size": interval.batch_size,
             "lm loss": loss,
             "loss scale": float(trainer.optimizer.get_loss_scale().item()),
             "grad norm": interval.grad_norm,
+            **({} if interval.num_zeros is None else {"num zeros": interval.num_zeros}),
             "number of skipped iterations": state.skipped_iterations,
             "number of nan iterations": state.nan_iterations,
             "tokens per second": tokens_per_second,
@@ -148,9 +178,7 @@ class MetricsLogger:
 
     def _emit(self, kind: str, iteration: int, figures: Mapping[str, Any]) -> None:
         assert self._file is not None
-        record = {"kind": kind, "iteration": iteration, **figures}
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
+        self._file.write({"kind": kind, "iteration": iteration, **figures})
         scalars = {f"{kind}/{k}": v for k, v in figures.items() if isinstance(v, int | float)}
         if self._tensorboard is not None:
             for name, value in scalars.items():
@@ -160,14 +188,22 @@ class MetricsLogger:
 
 
 def learning_rate(optimizer: Any) -> float:
-    """Learning rate of the optimizer's groups (they share one schedule)."""
-    return float(optimizer.param_groups[0]["lr"])
+    """Learning rate of the optimizer's groups without a rate of their own (`--decoupled-lr`)."""
+    groups = optimizer.param_groups
+    return float(next((g for g in groups if g.get("default_config", True)), groups[0])["lr"])
 
 
 def _sum_over_data_parallel(value: int, device: torch.device) -> int:
     total = torch.tensor([value], dtype=torch.int64, device=device)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
     return int(total.item())
+
+
+def _worst_rank(count: Tensor | None, device: torch.device) -> int:
+    """The largest count of any rank, on every rank (those without the loss give None)."""
+    largest = torch.zeros((), dtype=torch.int64, device=device) if count is None else count.clone()
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    return int(largest.item())
 
 
 def _log_line(trainer: Trainer, figures: Mapping[str, Any]) -> str:
@@ -185,6 +221,7 @@ def _log_line(trainer: Trainer, figures: Mapping[str, Any]) -> str:
         f"lm loss: {figures['lm loss']:.6E}",
         f"loss scale: {figures['loss scale']:.1f}",
         *([] if norm is None else [f"grad norm: {norm:.3f}"]),
+        *([f"num zeros: {figures['num zeros']:.0f}"] if "num zeros" in figures else []),
         f"number of skipped iterations: {figures['number of skipped iterations']:3d}",
         f"number of nan iterations: {figures['number of nan iterations']:3d}",
         f"tokens per second per GPU: {figures['tokens per second per GPU']:.1f}",
@@ -198,7 +235,7 @@ def print_line(line: str) -> None:
     logging.getLogger("fixedcode_megatron.log").info(line)
 
 
-def _open_tensorboard(cfg: RunConfig) -> Any:
+def _open_tensorboard(cfg: RunConfig, continue_from: int | None) -> Any:
     if cfg.logging.tensorboard_dir is None:
         return None
     try:
@@ -206,7 +243,9 @@ def _open_tensorboard(cfg: RunConfig) -> Any:
     except ImportError:
         logger.warning("--tensorboard-dir: tensorboard is not installed (pip install tensorboard)")
         return None
-    return SummaryWriter(cfg.logging.tensorboard_dir)
+    # Later steps of an earlier run that this one repeats are not shown.
+    purge = None if continue_from is None else continue_from + 1
+    return SummaryWriter(cfg.logging.tensorboard_dir, purge_step=purge)
 
 
 def _open_wandb(cfg: RunConfig) -> Any:

@@ -20,6 +20,8 @@ class TrainState:
         Training tokens read.
     skipped_iterations, nan_iterations
         Iterations whose update was skipped, and those whose loss was not finite.
+    optimizer_steps
+        Updates that the optimizer's moments have seen; 0 after its state was left behind.
     floating_point_operations
         Model FLOPs spent on training, by the formula of `flops`.
     """
@@ -29,6 +31,7 @@ class TrainState:
     consumed_tokens: int = 0
     skipped_iterations: int = 0
     nan_iterations: int = 0
+    optimizer_steps: int = 0
     floating_point_operations: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -37,6 +40,8 @@ class TrainState:
 
     def load_dict(self, values: dict[str, Any]) -> None:
         """Take over the values of `to_dict`; fields that an older checkpoint lacks stay."""
+        if "optimizer_steps" not in values:  # written before the field was there
+            self.optimizer_steps = values["iteration"] - values["skipped_iterations"]
         known = {f.name for f in fields(self)}
         for name, value in values.items():
             if name in known:

@@ -30,13 +30,19 @@ class StepResult:
         None on ranks that do not hold the loss.
     updated
         Whether the optimizer applied the update.
+    samples
+        Size of the global batch.
     grad_norm
         Global gradient norm before clipping, or None where it was not computed.
+    num_zeros
+        Gradients that are zero, with `--log-num-zeros-in-grad`.
     """
 
     loss: Tensor | None
     updated: bool
+    samples: int
     grad_norm: float | None
+    num_zeros: float | None
 
 
 def loss_function(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
@@ -64,9 +70,7 @@ def forward_step(
 ) -> tuple[Tensor, Any]:
     """Run one micro-batch through a model chunk; returns its output and the loss function."""
     batch = {
-        name: value.to(device, non_blocking=True)
-        for name, value in next(data_iterator).items()
-        if name != "sample_ids"
+        name: value.to(device, non_blocking=True) for name, value in next(data_iterator).items()
     }
     output = model(
         batch["tokens"],
@@ -113,7 +117,7 @@ def train_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepR
     with check:
         loss = run_microbatches(trainer, data_iterators, num_microbatches=num_microbatches)
     trainer.gradients_verified = True
-    updated, grad_norm, _ = trainer.optimizer.step()
+    updated, grad_norm, num_zeros = trainer.optimizer.step()
     if updated:
         trainer.scheduler.step(increment=batch_size)
     state, seq_length = trainer.state, trainer.cfg.model.seq_length
@@ -121,8 +125,16 @@ def train_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepR
     state.consumed_samples += batch_size
     state.consumed_tokens += batch_size * seq_length
     state.skipped_iterations += not updated
+    state.optimizer_steps += bool(updated)
     state.floating_point_operations += batch_size * seq_length * trainer.shape.flops_per_token
-    return StepResult(loss=loss, updated=bool(updated), grad_norm=_as_float(grad_norm))
+    trainer.set_batch_size()
+    return StepResult(
+        loss=loss,
+        updated=bool(updated),
+        samples=batch_size,
+        grad_norm=_as_float(grad_norm),
+        num_zeros=_as_float(num_zeros),
+    )
 
 
 def _as_float(value: Any) -> float | None:

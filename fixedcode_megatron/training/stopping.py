@@ -12,16 +12,21 @@ import torch.distributed as dist
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
+    from fixedcode_megatron.runtime import Runtime
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+SECOND_INTERRUPT_SECONDS = 1.0
 
 
 class StopRequests:
     """Collects reasons to stop from every rank.
 
     `vote` starts a reduction and returns the outcome of the one before, so that no iteration waits
-    for it: the ranks stop together, one iteration after the first of them asked. A second Ctrl-C
-    ends the process at once.
+    for it: the ranks stop together, one iteration after the first of them asked.
+
+    SIGTERM may come twice (Slurm signals every process of a job step, and torchrun passes its own
+    on), which must not cost the checkpoint. A second Ctrl-C, `SECOND_INTERRUPT_SECONDS` or more
+    after the first, ends the process at once.
 
     Attributes
     ----------
@@ -29,12 +34,13 @@ class StopRequests:
         The signal that this run stops for (of any rank), or 0.
     """
 
-    def __init__(self, cfg: RunConfig, device: torch.device) -> None:
+    def __init__(self, cfg: RunConfig, runtime: Runtime) -> None:
         self._cfg = cfg.training
-        self._device = device
-        self._started = time.monotonic()
+        self._device = runtime.device
+        self._started = runtime.started
         self._pending: tuple[Any, torch.Tensor] | None = None
         self._received = 0
+        self._interrupted: float | None = None
         self._previous: dict[int, Any] = {}
         self.signal_number = 0
 
@@ -48,8 +54,14 @@ class StopRequests:
             signal.signal(number, handler)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if number == signal.SIGINT and self._interrupted is not None:
+            if now - self._interrupted >= SECOND_INTERRUPT_SECONDS:
+                raise KeyboardInterrupt
+            return
+        if number == signal.SIGINT:
+            self._interrupted = now
         self._received = number
-        signal.signal(number, self._previous[number])
 
     def vote(self) -> bool:
         """Whether to stop now; every rank must call it once an iteration."""

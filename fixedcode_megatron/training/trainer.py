@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -11,8 +12,9 @@ from megatron.core import parallel_state
 from megatron.core.distributed import DistributedDataParallel, finalize_model_grads
 from megatron.core.num_microbatches_calculator import (
     destroy_num_microbatches_calculator,
-    get_current_global_batch_size,
+    get_current_running_global_batch_size,
     init_num_microbatches_calculator,
+    update_num_microbatches,
 )
 from megatron.core.optimizer import get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
@@ -62,8 +64,20 @@ class Trainer:
 
     @property
     def global_batch_size(self) -> int:
-        """Samples of the next iteration."""
-        return get_current_global_batch_size()
+        """Samples of the next iteration: what the ranks really share out."""
+        return get_current_running_global_batch_size()
+
+    def set_batch_size(self) -> None:
+        """Take the global batch size that the next iteration has (it may ramp up)."""
+        update_num_microbatches(self.state.consumed_samples, consistency_check=False)
+
+    @property
+    def num_evaluation_microbatches(self) -> int:
+        """Micro-batches of an evaluation's iteration: those of the full global batch, always."""
+        training = self.cfg.training
+        assert training.global_batch_size is not None
+        copies = parallel_state.get_data_parallel_world_size()
+        return training.global_batch_size // (training.micro_batch_size * copies)
 
     @property
     def is_logging_rank(self) -> bool:
@@ -119,7 +133,25 @@ def _init_microbatches(cfg: RunConfig, runtime: Runtime) -> None:
         cfg.training.micro_batch_size,
         parallel_state.get_data_parallel_world_size(),
         cfg.training.decrease_batch_size_if_needed,
+        **_batch_size_steps(cfg),
     )
+
+
+def _batch_size_steps(cfg: RunConfig) -> dict[str, str]:
+    """`--rampup-batch-size` as the list of steps that newer releases of megatron-core take.
+
+    They accept the older argument, too, and ignore it.
+    """
+    ramp = cfg.training.rampup_batch_size
+    argument = "step_batch_size_schedule"
+    known = inspect.signature(init_num_microbatches_calculator).parameters
+    if ramp is None or argument not in known:
+        return {}
+    start, increment, samples = ramp
+    assert cfg.training.global_batch_size is not None
+    steps = (cfg.training.global_batch_size - start) // increment
+    sizes = {-(-k * samples // max(1, steps)): start + k * increment for k in range(steps + 1)}
+    return {argument: " ".join(f"{after}:{size}" for after, size in sizes.items())}
 
 
 def _wrap(

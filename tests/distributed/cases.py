@@ -153,3 +153,84 @@ def _tensor_parallel_modules() -> list[Any]:
     from megatron.core.tensor_parallel import layers, mappings
 
     return [layers, mappings]
+
+
+def masked_step(
+    argv: list[str], only: int | None = None
+) -> tuple[list[float], list[int], torch.Tensor, float]:
+    """One backward pass over two micro-batches of 32 and 3 counted tokens (or only one of them).
+
+    Returns the loss sums of the micro-batches, their tokens, the gradient of the head and the
+    reported sum of losses.
+    """
+    from fixedcode_megatron.training import step
+
+    trainer = _trainer(argv)
+    source = random_batches(trainer)
+    batches = [next(source), next(source)]
+    batches[1]["loss_mask"][:, 3:] = 0.0
+    batches = batches if only is None else [batches[only]]
+    model, seen = trainer.models[0], []
+    with torch.no_grad():
+        for batch in batches:
+            output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
+            seen.append(float((output * batch["loss_mask"]).sum()))
+    model.zero_grad_buffer()
+    report = step.run_microbatches(trainer, [iter(batches)], num_microbatches=len(batches))
+    assert report is not None
+    gradient = model.module.output_layer.weight.main_grad.clone()
+    tokens = [int(batch["loss_mask"].sum()) for batch in batches]
+    return seen, tokens, gradient, float(report[0])
+
+
+def signalled(argv: list[str], numbers: list[int], rank: int) -> int:
+    """`run_main` on ranks of which one is sent signals, in one go, in its third iteration."""
+    import os
+
+    from fixedcode_megatron.training import loop
+
+    original, calls = loop.train_step, 0
+
+    def step(*args: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3 and int(os.environ["RANK"]) == rank:
+            for number in numbers:
+                os.kill(os.getpid(), number)
+        return original(*args)
+
+    loop.train_step = step
+    return run_main(argv)
+
+
+def idle_runtime() -> Any:
+    """A runtime of one process that has just started."""
+    from fixedcode_megatron.runtime import Runtime
+
+    return Runtime(device=torch.device("cpu"), backend="gloo", rank=0, world_size=1, local_rank=0)
+
+
+def killed_while_saving(argv: list[str], iteration: int, rank: int) -> int:
+    """`run_main` on ranks of which one is killed when it has begun to save an iteration."""
+    import os
+    import signal
+
+    from fixedcode_megatron.training import checkpoint
+
+    original = checkpoint._write
+
+    def write(state: Any, path: Any) -> None:
+        if int(os.environ["RANK"]) == rank and f"{iteration:07d}" in str(path):
+            os.kill(os.getpid(), signal.SIGKILL)
+        original(state, path)
+
+    checkpoint._write = write
+    return run_main(argv)
+
+
+def with_small_files(argv: list[str]) -> int:
+    """`run_main` where no file may grow beyond 100 kB, as if the disk were full."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    return run_main(argv)

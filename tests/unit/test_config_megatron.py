@@ -40,8 +40,9 @@ def test_defaults_are_megatron_cores():
         (ddp_config(cfg), DistributedDataParallelConfig()),
         (optimizer_config(cfg), OptimizerConfig()),
     ]
-    # Resolved here, given above, or (the last three) shared between sections under one default.
-    own = DERIVED | AUTO | set(cfg.given) | {"barrier_with_L1_time", "fp8_recipe", "min_lr"}
+    # Resolved here, given above, shared between sections under one default, or Megatron-LM's.
+    shared = {"barrier_with_L1_time", "fp8_recipe", "min_lr"}
+    own = DERIVED | AUTO | set(cfg.given) | shared | {"check_for_nan_in_grad"}
     for ours, theirs in pairs:
         for field in dataclasses.fields(theirs):
             default = getattr(theirs, field.name)

@@ -1,0 +1,119 @@
+"""Settings of megatron-core's that nothing here acts on: refused or noticed, never silent.
+
+Refused is what would change the model or what the run guarantees; noticed is what would change
+memory or speed alone.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from fixedcode_megatron.config import availability
+from fixedcode_megatron.config.tree import OPTIONS
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config.tree import RunConfig
+
+_GRAPHS = "the training loop captures no CUDA graphs; leave it out"
+
+_REFUSED: dict[str, str] = {
+    "apply_residual_connection_post_layernorm": (
+        "megatron-core's layers take the residual before the norm, always; leave it out"
+    ),
+    "cuda_graph_impl": _GRAPHS,
+    "enable_cuda_graph": _GRAPHS,
+    "external_cuda_graph": _GRAPHS,
+    "overlap_param_gather_with_optimizer_step": "is not supported; use --overlap-param-gather",
+}
+
+_NEEDS_TRANSFORMER_ENGINE = (
+    "batch_invariant_mode",
+    "log_max_attention_logit",
+    "qk_clip",
+    "softmax_type",
+)
+"""Torch-native layers would compute the same with and without these."""
+
+_WITHOUT_EFFECT: dict[str, str] = {
+    "clone_scatter_output_in_embedding": "the input is made in place",
+    "expert_tensor_parallel_size": "there are no experts",
+    "fp32_residual_connection": (
+        "megatron-core rounds the residual to the layers' precision after every layer, so that "
+        "only the first layer's input is FP32"
+    ),
+    "max_seqlen_per_dp_cp_rank": "sequences are all of --seq-length",
+    "pipeline_model_parallel_comm_backend": "stages talk over --distributed-backend",
+}
+
+_WITHOUT_EFFECT_ON_LOCAL = (
+    "cp_comm_type",
+    "disable_parameter_transpose_cache",
+    "memory_efficient_layer_norm",
+    "symmetric_ar_type",
+    "window_attn_skip_freq",
+)
+
+
+def check(cfg: RunConfig) -> list[str]:
+    """Return what is refused; the rest is added to the notices."""
+    local = availability.transformer_impl(cfg) == "local"
+    problems = [f"{_flag(name)}: {why}" for name, why in _REFUSED.items() if _asked(cfg, name)]
+    if local:
+        problems += [
+            f"{_flag(name)}: torch-native layers do not have it; use --transformer-impl "
+            "transformer_engine or leave it out"
+            for name in _NEEDS_TRANSFORMER_ENGINE
+            if _asked(cfg, name)
+        ]
+    elif cfg.data.reset_attention_mask:
+        problems.append(
+            "--reset-attention-mask: Transformer Engine's causal attention ignores the mask; use "
+            "--transformer-impl local or leave it out"
+        )
+    if cfg.transformer.fp16 and cfg.ddp.check_for_nan_in_grad:
+        problems.append(
+            "--check-for-nan-in-grad with --fp16: such gradients are expected, the loss scale "
+            "adapts to them; leave it out"
+        )
+    if cfg.ddp.num_distributed_optimizer_instances > 1 and not availability.importable("einops"):
+        problems.append(
+            "--num-distributed-optimizer-instances: megatron-core needs the package einops for it "
+            "(pip install einops)"
+        )
+    for name, why in _WITHOUT_EFFECT.items():
+        if _asked(cfg, name):
+            cfg.notices.append(f"{_flag(name)} has no effect: {why}")
+    if local:
+        cfg.notices += [
+            f"{_flag(name)} has no effect on torch-native layers"
+            for name in _WITHOUT_EFFECT_ON_LOCAL
+            if _asked(cfg, name)
+        ]
+    _notice_partial_effects(cfg)
+    return problems
+
+
+def _notice_partial_effects(cfg: RunConfig) -> None:
+    """Notice settings whose effect depends on others."""
+    if cfg.data.reset_position_ids:
+        cfg.notices.append(
+            "--reset-position-ids has no effect: rotary positions are those in the sample (only "
+            "differences count, so that within a document nothing changes)"
+        )
+    modules = cfg.transformer.recompute_modules or []
+    if cfg.transformer.recompute_granularity == "selective" and "layernorm" in modules:
+        cfg.notices.append(
+            "--recompute-modules layernorm has no effect: the norms are part of the linear layers"
+        )
+
+
+def _asked(cfg: RunConfig, name: str) -> Any:
+    """Whether a setting was given, and not given as off."""
+    if name not in OPTIONS or name not in cfg.given:
+        return False
+    value = cfg.get(name)
+    return value not in (None, False, "none", "vanilla") and value != OPTIONS[name].default
+
+
+def _flag(name: str) -> str:
+    return OPTIONS[name].flag

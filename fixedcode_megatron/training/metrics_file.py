@@ -1,0 +1,93 @@
+"""The run's figures as JSON lines: one row for each iteration reported, also over resumes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from fixedcode_megatron.errors import UserError
+
+METRICS_FILE = "metrics.jsonl"
+SUPERSEDED_FILE = "metrics.superseded.jsonl"
+
+
+class MetricsFile:
+    """`metrics.jsonl` of a run folder, held by one run at a time.
+
+    A run that was killed has reported iterations past its last checkpoint, and the run that goes on
+    from there reports them again. Their first rows move to `metrics.superseded.jsonl`, so that
+    every iteration has one row and nothing is lost.
+
+    Parameters
+    ----------
+    folder
+        The run folder; made if it is not there.
+    continue_from
+        Rows of later iterations are superseded; None leaves all rows as they are.
+
+    Raises
+    ------
+    UserError
+        If another run has the file open.
+    """
+
+    def __init__(self, folder: Path, continue_from: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._file = (folder / METRICS_FILE).open("a+", encoding="utf-8")
+        _lock(self._file, folder)
+        if continue_from is not None:
+            _set_aside(self._file, folder, continue_from)
+
+    def write(self, row: Mapping[str, Any]) -> None:
+        """Append a row; numbers that are not finite, which JSON lacks, become null."""
+        self._file.write(json.dumps({name: _finite(v) for name, v in row.items()}) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file and let other runs have it."""
+        self._file.close()
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _lock(file: IO[str], folder: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        file.close()
+        raise UserError(
+            f"another run is writing to {folder / METRICS_FILE}: end it, or give this run another "
+            "--run-dir (and another --save)"
+        ) from error
+    except OSError:  # a file system without locks
+        return
+
+
+def _set_aside(file: IO[str], folder: Path, last: int) -> None:
+    """Keep the rows up to iteration `last`; a row that was cut off by a crash is dropped."""
+    file.seek(0)
+    kept: list[str] = []
+    superseded: list[str] = []
+    for line in file:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        (kept if row["iteration"] <= last else superseded).append(line.rstrip("\n") + "\n")
+    if superseded:
+        with (folder / SUPERSEDED_FILE).open("a", encoding="utf-8") as archive:
+            archive.writelines(superseded)
+            archive.flush()
+            os.fsync(archive.fileno())
+    # In place: the lock belongs to this file, and a new one under the same name would not have it.
+    file.seek(0)
+    file.truncate()
+    file.writelines(kept)
+    file.flush()
