@@ -16,11 +16,18 @@ if TYPE_CHECKING:
 
 _GRAPHS = "the training loop captures no CUDA graphs; leave it out"
 
+_GROUPS = (
+    "megatron-core mixes up the groups of parameters when such a run is resumed; use --lr and "
+    "--min-lr for all"
+)
+
 _REFUSED: dict[str, str] = {
     "apply_residual_connection_post_layernorm": (
         "megatron-core's layers take the residual before the norm, always; leave it out"
     ),
     "cuda_graph_impl": _GRAPHS,
+    "decoupled_lr": _GROUPS,
+    "decoupled_min_lr": _GROUPS,
     "enable_cuda_graph": _GRAPHS,
     "external_cuda_graph": _GRAPHS,
     "overlap_param_gather_with_optimizer_step": "is not supported; use --overlap-param-gather",
@@ -79,6 +86,12 @@ def check(cfg: RunConfig) -> list[str]:
         problems.append(
             "--num-distributed-optimizer-instances: megatron-core needs the package einops for it "
             "(pip install einops)"
+        )
+    checkpoint = cfg.checkpoint
+    if cfg.optimizer.optimizer == "sgd" and checkpoint.save and not checkpoint.no_save_optim:
+        problems.append(
+            "--optimizer sgd with --save: megatron-core cannot load its state again; add "
+            "--no-save-optim (momentum then starts anew on a resume)"
         )
     for name, why in _WITHOUT_EFFECT.items():
         if _asked(cfg, name):

@@ -64,8 +64,8 @@ class Vocabulary:
     size
         V: ids are 0..V-1; the token code's width follows from it.
     padded_size
-        Rows of the output layer (and of a learned table): V rounded up so that it splits over the
-        tensor-parallel ranks.
+        Rows of the output layer (and of the `learned` interface's table, but not of `lowdim`'s,
+        which every rank has whole): V rounded up so that it splits over the tensor-parallel ranks.
     """
 
     size: int
@@ -165,7 +165,7 @@ def input_interface_builder(cfg: RunConfig, vocabulary: Vocabulary) -> InputInte
     def build(config: TransformerConfig, groups: ProcessGroupCollection) -> MegatronModule:
         if cfg.input.input_interface == "lowdim":
             lift = code.lift_index(config.hidden_size)
-            return LowDimEmbedding(config, vocabulary.padded_size, lift, groups.tp)
+            return LowDimEmbedding(config, vocabulary.size, lift, groups.tp)
         return FixedCodeEmbedding(
             config,
             code,

@@ -189,6 +189,34 @@ def test_an_optimizer_started_anew_counts_its_own_steps(train, same, tmp_path):
     assert resumed.losses == straight.losses[2:]
 
 
+@pytest.mark.parametrize("interface", ["learned", "binary", "lowdim"])
+def test_the_padded_vocabulary_may_change_with_the_layout(train, same, interface):
+    """V = 500 is padded to 504 rows at TP 1 and to 512 at TP 2; back at TP 1 all is as it was.
+
+    The learning rate of 0 keeps the weights, so that the losses tell whether the rows are the same;
+    padding rows take part in the softmax, which moves them by log(512 / 504) = 0.016.
+    """
+    flags = (
+        f"{same} --input-interface {interface} --make-vocab-size-divisible-by 8 --train-iters 6 "
+        "--use-distributed-optimizer --lr 0 --min-lr 0"
+    )
+    straight = train(flags.split("--save")[0] + flags.split("ck ")[2])
+    train(f"{flags} --exit-interval 2")
+    middle = train(f"{flags} --tensor-model-parallel-size 2 --exit-interval 4", ranks=2)
+    last = train(flags)
+    assert middle.losses == pytest.approx([x + 0.0157 for x in straight.losses[2:4]], abs=3e-3)
+    assert last.losses == straight.losses[4:]
+
+
+def test_sgd_goes_on_without_its_momentum(train, same):
+    flags = f"{same} --train-iters 4 --optimizer sgd --no-save-optim"
+    straight = train(f"{QUICK} --train-iters 4 --optimizer sgd")
+    train(f"{flags} --exit-interval 2")
+    resumed = train(flags)
+    assert resumed.losses[0] == straight.losses[2]
+    assert resumed.column("learning rate") == straight.column("learning rate")[2:]
+
+
 # Batch sizes
 
 
@@ -222,3 +250,29 @@ def test_an_evaluation_reads_the_same_samples_while_the_batch_size_ramps_up(trai
         "--eval-interval 1 --lr 0 --min-lr 0"
     )
     assert len(set(run.column("lm loss", "validation"))) == 1
+
+
+# Schedules: rates of the next update after each of ten iterations, worked out by hand
+
+
+@pytest.mark.parametrize(
+    "flags, expected",
+    [
+        (
+            "--lr-decay-style WSD --lr-wsd-decay-style linear --lr-wsd-decay-iters 4",
+            [0.5, 1, 1, 1, 1, 1, 0.775, 0.55, 0.325, 0.1],
+        ),
+        (
+            "--lr-decay-style linear --lr-decay-iters 6",
+            [0.5, 1, 0.775, 0.55, 0.325, 0.1, 0.1, 0.1, 0.1, 0.1],
+        ),
+        ("--lr-decay-style constant", [0.5] + 9 * [1]),
+    ],
+    ids=["wsd", "linear", "constant"],
+)
+def test_schedules(train, flags, expected):
+    """Two iterations of warm-up to 1e-3; the lowest rate is 1e-4."""
+    run = train(
+        f"--eval-iters 0 --train-iters 10 --lr 1e-3 --min-lr 1e-4 --lr-warmup-iters 2 {flags}"
+    )
+    assert run.column("learning rate") == pytest.approx([1e-3 * x for x in expected], rel=1e-9)

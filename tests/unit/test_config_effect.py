@@ -16,6 +16,8 @@ MINIMAL = (
     [
         ("--apply-residual-connection-post-layernorm", "before the norm"),
         ("--cuda-graph-impl local", "CUDA graphs"),
+        ("--decoupled-lr 1e-2", "--lr"),
+        ("--optimizer sgd --save x", "--no-save-optim"),
         ("--log-max-attention-logit", "transformer_engine"),
         ("--check-for-nan-in-grad --fp16", "loss scale"),
         ("--overlap-param-gather-with-optimizer-step", "--overlap-param-gather"),
