@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
 # megatron-core 0.16.1 is the newest release for Python 3.11; 0.19 runs there from source. The tests
-# use this second copy (found through PYTHONPATH) to prove both.
+# use this second copy (found through PYTHONPATH) to prove both; `make test` leaves out what differs
+# from another test only in the code that is the input.
 MCORE_NEXT := 0.19.2
 MCORE_NEXT_DIR := $(VENV)/megatron-core-$(MCORE_NEXT)
 MCORE_TESTS := tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
@@ -43,7 +44,7 @@ lint: setup
 
 test: lint $(MCORE_NEXT_DIR)/.ready
 	$(BIN)/python -m pytest -m 'not slow'
-	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'not slow' $(MCORE_TESTS)
+	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'not slow' -k 'not gf2' $(MCORE_TESTS)
 
 test-full: lint $(MCORE_NEXT_DIR)/.ready
 	$(BIN)/python -m pytest

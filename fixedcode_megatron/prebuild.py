@@ -7,13 +7,10 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fixedcode_megatron.data.tool_runner import run_tool
 from fixedcode_megatron.errors import UserError
-
-if TYPE_CHECKING:
-    from fixedcode_megatron.config import RunConfig
 
 _HELP = """\
 usage: build_sample_index.py [--world-size N] FLAGS_OF_THE_TRAINING_RUN
@@ -61,33 +58,25 @@ def prebuild(words: Sequence[str]) -> None:
     from fixedcode_megatron.config.problems import ConfigError
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.pretrain import load_tokenizer, vocab_size
+    from fixedcode_megatron.training.schedule import wanted_samples
 
     cfg, problems = read(words)
     if problems:
         raise ConfigError(problems)
     _need_batch_size(cfg, world_size)
     tokenizer = load_tokenizer(cfg)
-    wanted = wanted_samples(cfg)
     started = time.monotonic()
     built = build_datasets(
         cfg.data,
         tokenizer,
         seq_length=cfg.model.seq_length,
         seed=cfg.training.seed,
-        samples=wanted,
+        samples=wanted_samples(cfg),
         vocab_size=vocab_size(cfg, tokenizer),
     )
     names = zip(("train", "valid", "test"), built, strict=True)
     ready = [f"{name} {len(dataset):,}" for name, dataset in names if dataset is not None]
     print(f"samples: {', '.join(ready)}; {time.monotonic() - started:.1f} s")
-
-
-def wanted_samples(cfg: RunConfig) -> tuple[int, int, int]:
-    """Samples that training, validation and test ask for, as `pretrain` does."""
-    from fixedcode_megatron.training.schedule import train_samples
-
-    held_out = cfg.training.eval_iters * (cfg.training.global_batch_size or 0)
-    return (0 if cfg.training.skip_train else train_samples(cfg), held_out, held_out)
 
 
 def _world_size(words: Sequence[str]) -> tuple[list[str], int | None]:

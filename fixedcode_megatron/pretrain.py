@@ -142,17 +142,14 @@ def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.training.data_feed import DataFeed
     from fixedcode_megatron.training.loop import Feeds
-    from fixedcode_megatron.training.schedule import train_samples
+    from fixedcode_megatron.training.schedule import wanted_samples
 
-    assert cfg.training.global_batch_size is not None
-    held_out = cfg.training.eval_iters * cfg.training.global_batch_size
-    wanted = (0 if cfg.training.skip_train else train_samples(cfg), held_out, held_out)
     datasets = build_datasets(
         cfg.data,
         tokenizer,
         seq_length=cfg.model.seq_length,
         seed=cfg.training.seed,
-        samples=wanted,
+        samples=wanted_samples(cfg),
         vocab_size=size,
     )
     if datasets[0] is None and not cfg.training.skip_train:

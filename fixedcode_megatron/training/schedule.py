@@ -30,6 +30,13 @@ def train_samples(cfg: RunConfig) -> int:
     return training.train_iters * training.global_batch_size
 
 
+def wanted_samples(cfg: RunConfig) -> tuple[int, int, int]:
+    """Samples that training, one validation and the test read."""
+    assert cfg.training.global_batch_size is not None
+    held_out = cfg.training.eval_iters * cfg.training.global_batch_size
+    return 0 if cfg.training.skip_train else train_samples(cfg), held_out, held_out
+
+
 def schedule_lengths(cfg: RunConfig) -> ScheduleLengths:
     """Turn the iteration or sample counts of the flags into samples."""
     t = cfg.training

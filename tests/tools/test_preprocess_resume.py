@@ -72,11 +72,23 @@ def children(parent):
     return [int(c) for c in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
 
 
+@contextlib.contextmanager
+def default_interrupts():
+    """Children started inside have Ctrl-C's default effect."""
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def interrupt(folder, out, how, after):
     """Start, wait for `after` checkpoints, interrupt; returns exit status and messages."""
-    process = subprocess.Popen(
-        command(folder, out, "--workers", 2), stderr=subprocess.PIPE, text=True
-    )
+    # A test run in the background of a shell ignores Ctrl-C, and its children would as well.
+    with default_interrupts():
+        process = subprocess.Popen(
+            command(folder, out, "--workers", 2), stderr=subprocess.PIPE, text=True
+        )
     state, seen = out / "o.resume.partial", set()
     while len(seen) < after and process.poll() is None:
         with contextlib.suppress(FileNotFoundError):
