@@ -76,11 +76,6 @@ def _needs(cfg: RunConfig) -> list[str]:
             cfg.notices.append(
                 "--attention-backend has no effect on torch-native layers: PyTorch chooses"
             )
-        if t.context_parallel_size > 1:
-            problems.append(
-                f"--context-parallel-size {t.context_parallel_size}: needs {_TE}; use 1 with "
-                "--transformer-impl local"
-            )
     return problems
 
 

@@ -22,6 +22,9 @@ from megatron.core.transformer.module import MegatronModule
 from megatron.core.transformer.transformer_config import TransformerConfig
 from torch import Tensor
 from torch.nn import Parameter
+from torch.nn.attention.bias import causal_lower_right
+
+from fixedcode_megatron.model.context_parallel import gather_sequence, spans_of_rank
 
 
 def _norm_parameters(
@@ -121,7 +124,7 @@ class LayerNormColumnParallelLinear(ColumnParallelLinear):
 class CoreAttention(MegatronModule):
     """Scaled dot-product attention on `torch.nn.functional.scaled_dot_product_attention`.
 
-    Grouped-query attention and arbitrary masks are supported; context parallelism, sliding windows
+    Grouped-query attention, arbitrary masks and context parallelism are supported; sliding windows
     and packed sequences are not (they are refused when the model is built or called).
     """
 
@@ -137,11 +140,6 @@ class CoreAttention(MegatronModule):
         pg_collection: ProcessGroupCollection | None = None,
     ) -> None:
         super().__init__(config=config)
-        if config.context_parallel_size > 1:
-            raise ValueError(
-                f"context_parallel_size {config.context_parallel_size} needs "
-                "--transformer-impl transformer_engine"
-            )
         if config.window_size is not None or config.softmax_type != "vanilla":
             raise ValueError(
                 "window_size and softmax_type need --transformer-impl transformer_engine"
@@ -151,6 +149,10 @@ class CoreAttention(MegatronModule):
         self.scale = softmax_scale or 1.0 / math.sqrt(config.kv_channels)
         if config.apply_query_key_layer_scaling:
             self.scale /= max(1, layer_number)
+        self.cp_group = None
+        if config.context_parallel_size > 1:
+            assert pg_collection is not None
+            self.cp_group = pg_collection.cp
 
     def forward(
         self,
@@ -169,10 +171,12 @@ class CoreAttention(MegatronModule):
         query
             [sq, b, heads / tp, d].
         key, value
-            [sk, b, query groups / tp, d].
+            [sk, b, query groups / tp, d]. Under context parallelism this rank's two slices of the
+            sequence, as those of the query are.
         attention_mask
             None for plain causal attention, or bool [b or 1, 1, sq, sk], True where attention is
-            forbidden (Megatron's convention).
+            forbidden (Megatron's convention). Under context parallelism its columns are those of
+            the whole sequence.
 
         Returns
         -------
@@ -185,13 +189,36 @@ class CoreAttention(MegatronModule):
             )
         mask_type = attn_mask_type or self.attn_mask_type
         is_causal = attention_mask is None and mask_type == AttnMaskType.causal
+        mask = None if attention_mask is None else ~attention_mask
+        if self.cp_group is None:
+            return self._attend(query, key, value, mask, is_causal=is_causal)
+        key, value = gather_sequence(torch.stack([key, value], 1), self.cp_group).unbind(1)
+        if not is_causal:
+            return self._attend(query, key, value, mask)
+        spans = spans_of_rank(len(key), rank=self.cp_group.rank(), size=self.cp_group.size())
+        parts = [
+            self._attend(q, key[:seen], value[:seen], causal_lower_right(len(q), seen))
+            for q, seen in zip(query.chunk(2), spans, strict=True)
+        ]
+        return torch.cat(parts)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        *,
+        is_causal: bool = False,
+    ) -> Tensor:
+        """As `forward`; `mask` is True where attention is allowed."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [b, heads, s, d]
         with self._dropout_rng():
             context = F.scaled_dot_product_attention(
                 q,
                 k,
                 v,
-                attn_mask=None if attention_mask is None else ~attention_mask,
+                attn_mask=mask,
                 dropout_p=self.dropout if self.training else 0.0,
                 is_causal=is_causal and q.shape[2] > 1,
                 scale=self.scale,

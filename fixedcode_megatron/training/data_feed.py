@@ -10,6 +10,7 @@ import torch
 from megatron.core import parallel_state
 
 from fixedcode_megatron.data.datasets import BatchIterator
+from fixedcode_megatron.model.context_parallel import slices_of_rank
 from fixedcode_megatron.training.step import Batch
 
 if TYPE_CHECKING:
@@ -69,16 +70,14 @@ class DataFeed:
 
 
 def context_parallel_slice(batch: Batch, *, rank: int, size: int) -> Batch:
-    """This context-parallel rank's part of each sequence, as Transformer Engine expects it.
+    """This context-parallel rank's part of each sequence (see `model.context_parallel`).
 
-    Each sequence is cut into 2 * `size` slices, of which a rank has a near and a far one, so that
-    all ranks have the same work under the causal mask.
+    What the loss is divided by is that of the whole sequences: `num_tokens`, int32 [].
     """
     if size == 1:
         return batch
-    found = {}
-    for name, value in batch.items():
-        dim = 2 if name == "attention_mask" else 1
-        slices = value.chunk(2 * size, dim=dim)
-        found[name] = torch.cat([slices[rank], slices[-1 - rank]], dim=dim)
-    return found
+    num_tokens = batch["loss_mask"].sum().to(torch.int)
+    return {"num_tokens": num_tokens} | {
+        name: slices_of_rank(value, 2 if name == "attention_mask" else 1, rank=rank, size=size)
+        for name, value in batch.items()
+    }

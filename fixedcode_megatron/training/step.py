@@ -45,13 +45,19 @@ class StepResult:
     num_zeros: float | None
 
 
-def loss_function(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def loss_function(
+    loss_mask: Tensor, num_tokens: Tensor | None, output: Tensor
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Sum of the token losses under the mask, as megatron-core's schedules want it.
 
     Parameters
     ----------
     loss_mask, output
         [b, s]: which tokens count, and the loss of each.
+    num_tokens
+        Under context parallelism, where this rank holds a part of the sequences: the tokens that
+        count in the whole of them. The gradients are then averaged over these ranks as over the
+        data-parallel ones, so the loss is multiplied by their number.
 
     Returns
     -------
@@ -60,9 +66,11 @@ def loss_function(loss_mask: Tensor, output: Tensor) -> tuple[Tensor, Tensor, di
     """
     mask = loss_mask.reshape(-1).float()
     loss = torch.sum(output.reshape(-1).float() * mask)
-    num_tokens = mask.sum().to(torch.int)
-    report = torch.stack([loss.detach(), num_tokens.to(loss.dtype)])
-    return loss, num_tokens, {"lm loss": report}
+    own_tokens = mask.sum()
+    report = {"lm loss": torch.stack([loss.detach(), own_tokens.to(loss.dtype)])}
+    if num_tokens is None:
+        return loss, own_tokens.to(torch.int), report
+    return loss * parallel_state.get_context_parallel_world_size(), num_tokens, report
 
 
 def forward_step(
@@ -78,7 +86,7 @@ def forward_step(
         batch.get("attention_mask"),
         labels=batch["labels"],
     )
-    return output, partial(loss_function, batch["loss_mask"])
+    return output, partial(loss_function, batch["loss_mask"], batch.get("num_tokens"))
 
 
 def run_microbatches(

@@ -12,6 +12,7 @@ pytestmark = pytest.mark.distributed
 
 SHORT = "--train-iters 6 --lr-warmup-iters 1 --eval-interval 6 --eval-iters 1"
 TP2_SP = "--tensor-model-parallel-size 2 --sequence-parallel"
+CP2 = "--context-parallel-size 2"
 VPP2 = "--pipeline-model-parallel-size 2 --virtual-pipeline-model-parallel-size 2"
 
 
@@ -77,8 +78,29 @@ def test_stages(train, ranks, layout):
         ),
         ("--no-swiglu --squared-relu --kv-channels 16 --rotary-percent 0.5", TP2_SP),
         ("--input-interface lowdim --clip-grad 0", "--tensor-model-parallel-size 2"),
+        # The ranks of a sequence hold unequal numbers of counted tokens.
+        ("--eod-mask-loss --num-query-groups 2", CP2),
+        pytest.param(
+            "--eod-mask-loss --calculate-per-token-loss --input-interface gf2",
+            f"{CP2} --use-distributed-optimizer --overlap-grad-reduce",
+            marks=pytest.mark.slow,
+        ),
+        ("--reset-attention-mask --input-interface lowdim", CP2),
+        pytest.param("--fold-first-layer --input-interface gf2", CP2, marks=pytest.mark.slow),
     ],
-    ids=["eod-mask", "per-token", "documents", "gqa-qk-norm", "layernorm-bias", "relu2", "lowdim"],
+    ids=[
+        "eod-mask",
+        "per-token",
+        "documents",
+        "gqa-qk-norm",
+        "layernorm-bias",
+        "relu2",
+        "lowdim",
+        "cp2-eod-mask-gqa",
+        "cp2-per-token",
+        "cp2-documents",
+        "cp2-folded",
+    ],
 )
 def test_variants(train, flags, layout):
     assert_equal_to_one_process(train, flags, 2, layout)
@@ -110,9 +132,11 @@ def test_context_parallel_slices():
     batch = {
         "tokens": torch.arange(8).expand(2, 8),
         "attention_mask": torch.arange(8).reshape(1, 1, 8, 1).expand(2, 1, 8, 8),
+        "loss_mask": torch.tensor([[1.0] * 8, [0.0] * 5 + [1.0] * 3]),
     }
     for rank, expected in ((0, [0, 1, 6, 7]), (1, [2, 3, 4, 5])):
         part = context_parallel_slice(batch, rank=rank, size=2)
         assert part["tokens"].tolist() == [expected, expected]
         assert part["attention_mask"][0, 0, :, 0].tolist() == expected
         assert part["attention_mask"].shape == (2, 1, 4, 8)
+        assert part["num_tokens"].item() == 11  # of the whole sequences
