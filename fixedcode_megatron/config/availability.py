@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
+import re
 from typing import TYPE_CHECKING
 
 import torch
@@ -13,16 +15,40 @@ if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
 
-@functools.cache
 def importable(module: str) -> bool:
     """Whether a top-level module can really be imported (a broken binary counts as absent)."""
+    return importlib.util.find_spec(module) is not None and breakage(module) is None
+
+
+@functools.cache
+def breakage(module: str) -> str | None:
+    """Why an installed top-level module cannot be imported, and for which torch it was built."""
     if importlib.util.find_spec(module) is None:
-        return False
+        return None
     try:
         importlib.import_module(module)
-    except Exception:
-        return False
-    return True
+    except Exception as error:
+        built_for = _torch_of_build(module)
+        return (
+            f"{module} is installed but cannot be imported "
+            f"({' '.join(f'{type(error).__name__}: {error}'.split())}); it was built for "
+            f"{f'torch {built_for}' if built_for else 'another torch or CUDA, it seems'}, here is "
+            f"torch {torch.__version__}: reinstall it for this one"
+        )
+    return None
+
+
+def _torch_of_build(module: str) -> str | None:
+    """The torch release that a package's version (`2.1+cu12torch2.6`) or requirements name."""
+    for name in {module, *importlib.metadata.packages_distributions().get(module, [])}:
+        try:
+            found = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        for text in (found.version, *(found.requires or [])):
+            if match := re.search(r"torch\s*(?:==)?\s*(\d+(?:\.\d+)+)", text):
+                return match[1]
+    return None
 
 
 def on_gpu(cfg: RunConfig) -> bool:

@@ -60,6 +60,9 @@ _WITHOUT_EFFECT_ON_LOCAL = (
     "window_attn_skip_freq",
 )
 
+_FP16 = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresis")
+"""Settings of the loss scale that adapts."""
+
 
 def check(cfg: RunConfig) -> list[str]:
     """Return what is refused; the rest is added to the notices."""
@@ -87,6 +90,7 @@ def check(cfg: RunConfig) -> list[str]:
             "--num-distributed-optimizer-instances: megatron-core needs the package einops for it "
             "(pip install einops)"
         )
+    problems += _precision(cfg)
     checkpoint = cfg.checkpoint
     if cfg.optimizer.optimizer == "sgd" and checkpoint.save and not checkpoint.no_save_optim:
         problems.append(
@@ -106,8 +110,33 @@ def check(cfg: RunConfig) -> list[str]:
     return problems
 
 
+def _precision(cfg: RunConfig) -> list[str]:
+    """What megatron-core rounds, or averages, otherwise than the run asks for."""
+    t, problems = cfg.transformer, []
+    if t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "native" and not t.bf16:
+        problems.append(
+            "--cross-entropy-loss-fusion: megatron-core's fused loss rounds its gradient to BF16, "
+            "which this run does not otherwise; use --bf16 or leave it out"
+        )
+    if cfg.ddp.average_in_collective and t.calculate_per_token_loss:
+        problems.append(
+            "--ddp-average-in-collective with --calculate-per-token-loss: gradients are then "
+            "divided by tokens, not by ranks; drop one"
+        )
+    return problems
+
+
 def _notice_partial_effects(cfg: RunConfig) -> None:
     """Notice settings whose effect depends on others."""
+    other = "adam" if cfg.optimizer.optimizer == "sgd" else "sgd"
+    unused = [name for name in cfg.given if name.startswith(f"{other}_")]
+    cfg.notices += [
+        f"{_flag(name)} has no effect with --optimizer {cfg.optimizer.optimizer}" for name in unused
+    ]
+    if not cfg.transformer.fp16:
+        cfg.notices += [
+            f"{_flag(name)} has no effect without --fp16" for name in _FP16 if _asked(cfg, name)
+        ]
     if cfg.data.reset_position_ids:
         cfg.notices.append(
             "--reset-position-ids has no effect: rotary positions are those in the sample (only "

@@ -44,12 +44,12 @@ def check(cfg: RunConfig) -> list[str]:
         problems += _fp8_multiples(cfg)
     if (
         availability.on_gpu(cfg)
-        and t.tensor_model_parallel_size > 1
+        and t.tensor_model_parallel_size * t.context_parallel_size > 1
         and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1"
     ):
         cfg.notices.append(
-            "export CUDA_DEVICE_MAX_CONNECTIONS=1 before the start: with it, tensor-parallel "
-            "communication overlaps with computation as it should"
+            "export CUDA_DEVICE_MAX_CONNECTIONS=1 before the start: with it, the communication of "
+            "tensor and context parallel ranks overlaps with computation as it should"
         )
     return problems
 
@@ -66,6 +66,20 @@ def _fusions(cfg: RunConfig) -> list[str]:
 def _needs(cfg: RunConfig) -> list[str]:
     t, problems = cfg.transformer, []
     local = availability.transformer_impl(cfg) == "local"
+    broken = availability.breakage("transformer_engine")
+    te = availability.importable("transformer_engine")
+    if cfg.model.transformer_impl == "transformer_engine" and not te:
+        problems.append(f"--transformer-impl transformer_engine: {broken or f'needs {_TE}'}")
+    elif broken and cfg.model.transformer_impl == "auto" and availability.on_gpu(cfg):
+        cfg.notices.append(f"layers are torch-native: {broken}")
+    if t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "te" and not te:
+        problems.append(f"--cross-entropy-fusion-impl te: needs {_TE}")
+    if cfg.ddp.nccl_ub and not availability.on_gpu(cfg):
+        problems.append("--nccl-ub: needs GPUs; leave it out")
+    if cfg.optimizer.optimizer_cpu_offload and not cfg.optimizer.use_precision_aware_optimizer:
+        problems.append("--optimizer-cpu-offload: needs --use-precision-aware-optimizer")
+    if t.tp_comm_overlap and not t.sequence_parallel:
+        problems.append("--tp-comm-overlap: needs --sequence-parallel")
     if t.fp16 and not availability.on_gpu(cfg):
         problems.append("--fp16: needs a GPU; use --bf16, or neither for FP32")
     if local:

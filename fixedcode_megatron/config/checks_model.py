@@ -1,11 +1,9 @@
-"""Checks of the model's shape, its layout over ranks, and its input interface."""
+"""Checks of the model's shape and its input interface."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from fixedcode_megatron.config import derive
 from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.config.token_code import token_code
 from fixedcode_megatron.errors import UserError
@@ -68,88 +66,6 @@ def missing(cfg: RunConfig) -> list[str]:
     if not absent:
         return []
     return [f"{', '.join(absent)}: missing; give a number, or --config PRESET that does"]
-
-
-def layout(cfg: RunConfig, world_size: int) -> list[str]:
-    """Ranks, stages and sequence slices must come out even."""
-    t, problems = cfg.transformer, []
-    tp, pp, cp = (
-        t.tensor_model_parallel_size,
-        t.pipeline_model_parallel_size,
-        t.context_parallel_size,
-    )
-    ranks = derive.model_parallel_size(cfg)
-    if rest := world_size % ranks:
-        fitting = max(ranks, world_size - rest)
-        problems.append(
-            f"{world_size} rank{'s' if world_size > 1 else ''} with --tensor-model-parallel-size "
-            f"{tp}, --pipeline-model-parallel-size {pp}, --context-parallel-size {cp}: "
-            f"{world_size} % {ranks} = {rest}; start {fitting} or {fitting + ranks} ranks, or "
-            f"choose sizes whose product divides {world_size} ({divisors(world_size)})"
-        )
-    if t.expert_model_parallel_size > 1:
-        problems.append(
-            f"--expert-model-parallel-size {t.expert_model_parallel_size}: this project trains "
-            "dense models; leave it at 1"
-        )
-    return problems + _stages(cfg) + _sequence(cfg)
-
-
-def _stages(cfg: RunConfig) -> list[str]:
-    t, problems = cfg.transformer, []
-    pp, vpp = t.pipeline_model_parallel_size, t.virtual_pipeline_model_parallel_size or 1
-    uneven = (
-        t.pipeline_model_parallel_layout
-        or t.num_layers_in_first_pipeline_stage
-        or t.num_layers_in_last_pipeline_stage
-        or t.account_for_embedding_in_pipeline_split
-        or t.account_for_loss_in_pipeline_split
-    )
-    if not uneven and (rest := t.num_layers % (pp * vpp)):
-        problems.append(
-            f"--num-layers {t.num_layers} over {pp * vpp} pipeline stages: {t.num_layers} % "
-            f"{pp * vpp} = {rest}; use a number of stages among {divisors(t.num_layers)}, or "
-            "--num-layers-in-first-pipeline-stage and the like for uneven stages"
-        )
-    if vpp > 1 and pp == 1:
-        problems.append(
-            "virtual pipeline stages need --pipeline-model-parallel-size of at least 2, found 1"
-        )
-    if vpp > 1 and pp == 2 and not t.overlap_p2p_comm:
-        problems.append(
-            "--no-overlap-p2p-comm with virtual stages at --pipeline-model-parallel-size 2: "
-            "messages to the same peer get mixed up; leave the flag out, or use 4 stages"
-        )
-    if t.overlap_p2p_comm and t.batch_p2p_comm:
-        problems.append("--overlap-p2p-comm and --batch-p2p-comm exclude each other: drop one")
-    per_stage = cfg.model.num_layers_per_virtual_pipeline_stage
-    if per_stage and t.num_layers % (pp * per_stage):
-        problems.append(
-            f"--num-layers-per-virtual-pipeline-stage {per_stage}: --num-layers {t.num_layers} is "
-            f"no multiple of {pp} * {per_stage}"
-        )
-    return problems
-
-
-def _sequence(cfg: RunConfig) -> list[str]:
-    """Sequence parallel cuts into TP slices, context parallel into two slices a rank."""
-    t, seq = cfg.transformer, cfg.model.seq_length
-    tp = t.tensor_model_parallel_size if t.sequence_parallel else 1
-    cp = t.context_parallel_size
-    multiple = tp if cp == 1 else cp * math.lcm(2, tp)
-    problems = []
-    if rest := seq % multiple:
-        low = max(multiple, seq - rest)
-        problems.append(
-            f"--seq-length {seq}: must be a multiple of {multiple} with sequence parallel over "
-            f"{tp} and context parallel over {cp} ranks; use {low} or {low + multiple}"
-        )
-    if cfg.model.max_position_embeddings and cfg.model.max_position_embeddings < seq:
-        problems.append(
-            f"--max-position-embeddings {cfg.model.max_position_embeddings} is below --seq-length "
-            f"{seq}: leave it out or use {seq}"
-        )
-    return problems
 
 
 def widths(cfg: RunConfig) -> list[str]:

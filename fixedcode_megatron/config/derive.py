@@ -58,20 +58,61 @@ def _pipeline(cfg: RunConfig) -> None:
     """Interleaved stages overlap their messages, as Megatron-LM has it: at PP 2 they must.
 
     Otherwise two messages to the same peer are matched in the wrong order and training goes wrong
-    without an error.
+    without an error. Stages that are not interleaved cannot overlap them.
     """
     t = cfg.transformer
-    per_stage = cfg.model.num_layers_per_virtual_pipeline_stage
-    if per_stage and t.virtual_pipeline_model_parallel_size is None:
-        stages = t.num_layers // max(1, t.pipeline_model_parallel_size * per_stage)
-        cfg.set("virtual_pipeline_model_parallel_size", max(1, stages))
+    per_stage, ranks = cfg.model.num_layers_per_virtual_pipeline_stage, _pipeline_ranks(cfg)
+    if t.virtual_pipeline_model_parallel_size is None:
+        if stages := stages_of_layout(cfg):
+            cfg.set("virtual_pipeline_model_parallel_size", max(1, stages // ranks))
+        elif per_stage:
+            stages = split_layers(cfg) // (ranks * per_stage)
+            cfg.set("virtual_pipeline_model_parallel_size", max(1, stages))
     if (t.virtual_pipeline_model_parallel_size or 1) > 1:
         if "overlap_p2p_comm" not in cfg.given:
             cfg.set("overlap_p2p_comm", True)
         if "batch_p2p_comm" not in cfg.given:
             cfg.set("batch_p2p_comm", not t.overlap_p2p_comm)
-    elif t.virtual_pipeline_model_parallel_size == 1:
-        cfg.set("virtual_pipeline_model_parallel_size", None)
+        return
+    cfg.set("virtual_pipeline_model_parallel_size", None)
+    interleaved_only = "is off: it is for interleaved pipeline stages"
+    if t.overlap_p2p_comm:
+        cfg.notices.append(f"--overlap-p2p-comm {interleaved_only}")
+        cfg.set("overlap_p2p_comm", False)
+        cfg.set("batch_p2p_comm", True)
+    if cfg.ddp.align_param_gather:
+        cfg.notices.append(f"--align-param-gather {interleaved_only}")
+        cfg.set("align_param_gather", False)
+
+
+def _pipeline_ranks(cfg: RunConfig) -> int:
+    return max(1, cfg.transformer.pipeline_model_parallel_size)
+
+
+def split_layers(cfg: RunConfig) -> int:
+    """Return what is split evenly into stages: layers, and what else counts as one."""
+    t = cfg.transformer
+    return (
+        t.num_layers
+        + t.account_for_embedding_in_pipeline_split
+        + t.account_for_loss_in_pipeline_split
+    )
+
+
+def stages_of_layout(cfg: RunConfig) -> int | None:
+    """Return the number of stages in `--pipeline-model-parallel-layout`; None where it is no such.
+
+    megatron-core does not conclude from it how many virtual stages a rank has.
+    """
+    from megatron.core.transformer.pipeline_parallel_layer_layout import PipelineParallelLayerLayout
+
+    layout = cfg.transformer.pipeline_model_parallel_layout
+    if not isinstance(layout, str):
+        return None
+    try:
+        return PipelineParallelLayerLayout.get_num_stages_from_str(layout)
+    except (ValueError, AssertionError):
+        return None  # megatron-core says what is wrong with it
 
 
 def _training(cfg: RunConfig, world_size: int) -> None:

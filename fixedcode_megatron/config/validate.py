@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fixedcode_megatron.config import (
     checks_data,
     checks_effect,
+    checks_layout,
     checks_machine,
     checks_model,
     checks_training,
@@ -43,7 +44,8 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     if missing:
         return missing if complete else []
     derive.fill(cfg, world_size)
-    problems += checks_model.layout(cfg, world_size)
+    problems += checks_layout.layout(cfg, world_size)
+    problems += checks_layout.recompute(cfg)
     problems += checks_model.widths(cfg)
     problems += checks_model.interface(cfg)
     problems += checks_machine.check(cfg)
@@ -55,7 +57,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_data.check(cfg)
     if complete and not planning:
         problems += checks_training.missing(cfg) + checks_data.missing(cfg)
-    return problems or _megatrons_own_checks(cfg)
+    return problems or _megatrons_own_checks(cfg) or checks_layout.uniform_recompute(cfg)
 
 
 def _megatrons_own_checks(cfg: RunConfig) -> list[str]:
