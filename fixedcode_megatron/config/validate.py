@@ -11,6 +11,7 @@ from fixedcode_megatron.config import (
     checks_layout,
     checks_machine,
     checks_model,
+    checks_schedule,
     checks_training,
     derive,
     megatron_fields,
@@ -51,7 +52,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_machine.check(cfg)
     problems += checks_effect.check(cfg)
     problems += checks_training.batches(cfg, world_size)
-    problems += checks_training.schedule(cfg)
+    problems += checks_schedule.schedule(cfg)
     problems += checks_training.ranges(cfg)
     problems += checks_training.checkpoints_and_logs(cfg)
     problems += checks_data.check(cfg)
