@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.process_groups_config import ProcessGroupCollection
@@ -24,6 +25,7 @@ from fixedcode_megatron.model.folding import (
 from fixedcode_megatron.model.initialization import initialize_weights
 from fixedcode_megatron.model.input_interface import FixedCodeEmbedding, LowDimEmbedding
 from fixedcode_megatron.model.layer_spec import block_spec
+from fixedcode_megatron.model.linear_cross_entropy import linear_cross_entropy
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -31,8 +33,49 @@ if TYPE_CHECKING:
 InputInterfaceBuilder = Callable[[TransformerConfig, ProcessGroupCollection], MegatronModule]
 
 
-class ComputedInputGPTModel(GPTModel):
-    """megatron-core's GPTModel whose first stage has a computed input instead of a table.
+class PretrainGPTModel(GPTModel):
+    """megatron-core's GPTModel that can fuse its output layer with the loss.
+
+    Parameters
+    ----------
+    fuse_output_and_loss
+        Return the sum of the token losses under `loss_mask`, a scalar, in place of each token's
+        loss, without ever holding the logits (see `linear_cross_entropy`). Calls without labels
+        return logits as ever.
+    """
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        *args: Any,
+        fuse_output_and_loss: bool = False,
+        **options: Any,
+    ) -> None:
+        super().__init__(config, *args, **options)
+        self.fuse_output_and_loss = fuse_output_and_loss
+
+    def _postprocess(
+        self, hidden_states: Any, *, labels: Any, loss_mask: Any = None, **state: Any
+    ) -> Any:
+        if labels is None or not (self.post_process and self.fuse_output_and_loss):
+            return super()._postprocess(
+                hidden_states=hidden_states, labels=labels, loss_mask=loss_mask, **state
+            )
+        weight = self.output_layer.weight
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        return linear_cross_entropy(
+            hidden_states,
+            weight,
+            labels,
+            torch.ones_like(labels) if loss_mask is None else loss_mask,
+            group=self.pg_collection.tp,
+            sequence_parallel=self.config.sequence_parallel,
+        )
+
+
+class ComputedInputGPTModel(PretrainGPTModel):
+    """A GPTModel whose first stage has a computed input instead of a table.
 
     It is constructed as a stage without an input, so that no table is ever allocated and
     megatron-core's embedding bookkeeping finds nothing to tie or reduce; then the input interface
@@ -149,9 +192,10 @@ def _build_chunk(
         rotary_percent=cfg.model.rotary_percent,
         rotary_base=cfg.model.rotary_base,
         vp_stage=vp_stage,
+        fuse_output_and_loss=cfg.model.fused_linear_cross_entropy,
     )
     if cfg.input.input_interface == "learned":
-        return GPTModel(config, **options)
+        return PretrainGPTModel(config, **options)
     return ComputedInputGPTModel(
         config, input_interface=input_interface_builder(cfg, vocabulary), **options
     )

@@ -52,8 +52,10 @@ def loss_function(
 
     Parameters
     ----------
-    loss_mask, output
-        [b, s]: which tokens count, and the loss of each.
+    loss_mask
+        [b, s]: which tokens count.
+    output
+        [b, s]: the loss of each token; or a scalar, their sum under the mask.
     num_tokens
         Under context parallelism, where this rank holds a part of the sequences: the tokens that
         count in the whole of them. The gradients are then averaged over these ranks as over the
@@ -64,9 +66,8 @@ def loss_function(
     loss, num_tokens, report
         The schedule divides `loss` in place, so the report holds a copy.
     """
-    mask = loss_mask.reshape(-1).float()
-    loss = torch.sum(output.reshape(-1).float() * mask)
-    own_tokens = mask.sum()
+    loss = torch.sum(output.float() * loss_mask) if output.dim() else output
+    own_tokens = loss_mask.sum(dtype=torch.float32)
     report = {"lm loss": torch.stack([loss.detach(), own_tokens.to(loss.dtype)])}
     if num_tokens is None:
         return loss, own_tokens.to(torch.int), report
@@ -85,6 +86,7 @@ def forward_step(
         batch["position_ids"],
         batch.get("attention_mask"),
         labels=batch["labels"],
+        loss_mask=batch["loss_mask"],
     )
     return output, partial(loss_function, batch["loss_mask"], batch.get("num_tokens"))
 

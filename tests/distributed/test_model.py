@@ -16,6 +16,7 @@ RECOMPUTE = {
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "block": "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
     "selective": "--recompute-granularity selective",
+    "mlp": "--recompute-granularity selective --recompute-modules mlp core_attn",
 }
 
 
@@ -67,9 +68,11 @@ def test_parameter_names_and_keys_are_those_of_transformer_engine(base_flags):
 
 def test_learned_equals_a_stock_megatron_core_model_bit_for_bit(train, base_flags):
     """Twenty iterations against megatron-core's GPTModel, layers, optimizer and a bare loop."""
-    run = train("--input-interface learned")
+    run = train("--input-interface learned --no-fused-linear-cross-entropy")
     [losses] = run_ranks(1, stock.train, base_flags, attention="ours")
     assert run.losses == losses
+    fused = train("--input-interface learned --fused-linear-cross-entropy")
+    assert fused.losses == pytest.approx(losses, abs=1e-5)
 
 
 def test_attention_equals_megatron_cores(train, base_flags):
