@@ -1,4 +1,4 @@
-"""The exception for mistakes that the user can put right."""
+"""Exceptions whose message is all that the user needs."""
 
 
 class UserError(ValueError):
@@ -6,4 +6,12 @@ class UserError(ValueError):
 
     The message names the flag or the file, the value found and a value that would work. Programs
     print it without a traceback and exit with a non-zero status.
+    """
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on, through no mistake in its flags.
+
+    The message names rank, iteration and what to do. Programs print it without a traceback and exit
+    with status 1.
     """

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron import runtime as run_time
-from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.errors import TrainingError, UserError
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -26,8 +26,9 @@ logger = logging.getLogger(__name__)
 def main(argv: Sequence[str] | None = None) -> int:
     """Train what the flags say; returns the exit status.
 
-    0 after a complete run (or one that an interval or time limit ended), 2 after a mistake of the
-    user's, 128 + the signal's number after a run that a signal ended, with its checkpoint saved.
+    0 after a complete run (or one that an interval or time limit ended), 1 after a run that could
+    not go on, 2 after a mistake of the user's, 128 + the signal's number after a run that a signal
+    ended, with its checkpoint saved.
     """
     _configure_logging()
     # Imported here, for megatron-core warns at import of everything that is not installed.
@@ -37,6 +38,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return run(parse_args(argv))
     except UserError as error:
         return _report(error)
+    except TrainingError as error:
+        return _report_training(error)
     finally:
         run_time.shutdown()
 
@@ -58,6 +61,7 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     """Build everything, resume where a checkpoint says, train, evaluate, save."""
     from fixedcode_megatron.model.gpt import run_vocabulary
     from fixedcode_megatron.training.checkpoint import load_checkpoint
+    from fixedcode_megatron.training.hang import supervised
     from fixedcode_megatron.training.loop import evaluate_split, train
     from fixedcode_megatron.training.metrics import MetricsLogger
     from fixedcode_megatron.training.start import checkpoint_to_load
@@ -75,11 +79,12 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     metrics = MetricsLogger(trainer, run_dir(cfg))
     _write_config(cfg, trainer.is_logging_rank)
     try:
-        if cfg.training.skip_train:
-            evaluate_split(trainer, feeds.valid, metrics, "validation")
-            evaluate_split(trainer, feeds.test, metrics, "test")
-            return 0
-        signal_number = train(trainer, feeds, metrics, tokenizer_fingerprint=fingerprint)
+        with supervised(trainer):
+            if cfg.training.skip_train:
+                evaluate_split(trainer, feeds.valid, metrics, "validation")
+                evaluate_split(trainer, feeds.test, metrics, "test")
+                return 0
+            signal_number = train(trainer, feeds, metrics, tokenizer_fingerprint=fingerprint)
     finally:
         metrics.close()
     return 128 + signal_number if signal_number else 0
@@ -194,6 +199,13 @@ def _configure_logging() -> None:
     logging.getLogger("fixedcode_megatron.log").setLevel(logging.INFO)
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"megatron\.core")
+
+
+def _report_training(error: TrainingError) -> int:
+    """Log why a run cannot go on: what concerns one rank there, what concerns all once."""
+    if os.environ.get("RANK", "0") == "0" or isinstance(error.__cause__, RuntimeError):
+        logger.error("error: %s", error)
+    return 1
 
 
 def _report(error: UserError) -> int:

@@ -5,6 +5,7 @@ Only this module and `cpu_platform` know whether the program runs on CPUs (gloo)
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import time
@@ -120,6 +121,9 @@ def _start_device(cfg: RunConfig) -> Runtime:
     backend = cfg.runtime.distributed_backend
     if backend == "auto":
         backend = "nccl" if on_gpu else "gloo"
+    if backend == "nccl":
+        # A rank whose peer failed ends instead of waiting for it; a user's own setting stays.
+        os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if backend == "nccl" and not on_gpu:
         raise UserError("--distributed-backend nccl needs GPUs; use gloo on CPUs")
     return Runtime(
@@ -139,10 +143,16 @@ def _set_cpu_threads() -> None:
     torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // local_world_size))
 
 
+def collective_timeout(cfg: RunConfig) -> float:
+    """Minutes until a collective fails: later than the hang watch, which says more."""
+    hang = cfg.runtime.hang_timeout_minutes or 0.0
+    return max(cfg.runtime.distributed_timeout_minutes, hang + 1)
+
+
 def _init_process_group(cfg: RunConfig, runtime: Runtime) -> None:
     if dist.is_initialized():
         return
-    timeout = timedelta(minutes=cfg.runtime.distributed_timeout_minutes)
+    timeout = timedelta(minutes=collective_timeout(cfg))
     if "MASTER_ADDR" in os.environ:
         dist.init_process_group(runtime.backend, timeout=timeout)
         return
@@ -168,7 +178,7 @@ def _init_model_parallel(cfg: RunConfig) -> None:
         expert_model_parallel_size=layout.expert_model_parallel_size,
         expert_tensor_parallel_size=layout.expert_tensor_parallel_size,
         num_distributed_optimizer_instances=cfg.ddp.num_distributed_optimizer_instances,
-        distributed_timeout_minutes=int(cfg.runtime.distributed_timeout_minutes),
+        distributed_timeout_minutes=math.ceil(collective_timeout(cfg)),
         create_gloo_process_groups=False,
     )
 

@@ -33,7 +33,6 @@ def _renames(*targets: str) -> Alias:
 ALIASES: dict[str, Alias] = {
     "accumulate_allreduce_grads_in_fp32": _sets(True, "grad_reduce_in_fp32"),
     "apply_layernorm_1p": _sets(True, "layernorm_zero_centered_gamma"),
-    "check_for_nan_in_loss_and_grad": _sets(True, "check_for_nan_in_grad"),
     "ddp_average_in_collective": _sets(True, "average_in_collective"),
     "ddp_bucket_size": _renames("bucket_size"),
     "ddp_num_buckets": _renames("num_buckets"),
@@ -63,7 +62,6 @@ ALIASES: dict[str, Alias] = {
     "no_barrier_with_level_1_timing": _sets(False, "barrier_with_L1_time"),
     "no_bias_gelu_fusion": _sets(False, "bias_activation_fusion"),
     "no_bias_swiglu_fusion": _sets(False, "bias_activation_fusion"),
-    "no_check_for_nan_in_loss_and_grad": _sets(False, "check_for_nan_in_grad"),
     "no_fp8_wgrad": _sets(False, "fp8_wgrad"),
     "no_initialization": _sets(False, "perform_initialization"),
     "no_overlap_p2p_communication": _sets(False, "overlap_p2p_comm"),

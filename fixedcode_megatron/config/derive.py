@@ -123,9 +123,8 @@ def _training(cfg: RunConfig, world_size: int) -> None:
         cfg.set("min_lr", 0.0)
     if cfg.transformer.bf16 and "grad_reduce_in_fp32" not in cfg.given:
         cfg.set("grad_reduce_in_fp32", True)  # as Megatron-LM: BF16 gradients add up in FP32
-    if "check_for_nan_in_grad" not in cfg.given:
-        # As Megatron-LM. With FP16 such gradients are expected: the loss scale adapts to them.
-        cfg.set("check_for_nan_in_grad", not cfg.transformer.fp16)
+    if cfg.runtime.hang_timeout_minutes is None:
+        cfg.set("hang_timeout_minutes", cfg.runtime.distributed_timeout_minutes)
 
 
 _ONE_RANK = {

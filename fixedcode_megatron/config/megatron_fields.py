@@ -37,6 +37,7 @@ DERIVED = frozenset(
     {
         "activation_func",
         "autocast_dtype",
+        "check_for_large_grads",  # ours leaves out the update, at no wait for the device
         "deallocate_pipeline_outputs",
         "enable_autocast",
         "gated_linear_unit",

@@ -85,11 +85,6 @@ class ModelConfig:
         "a head of its own; fixed interfaces have no table to tie it to. Megatron-LM's default is "
         "the opposite, which only --input-interface learned can have",
     )
-    fused_linear_cross_entropy: bool = option(
-        True,
-        "compute output layer and loss a chunk of tokens at a time, so that the logits never exist "
-        "whole; off: megatron-core's output layer and cross entropy",
-    )
     vocab_size: int | None = option(None, "number of token ids; default: what the tokenizer says")
     make_vocab_size_divisible_by: int = option(
         128, "round the head's and the table's rows up to a multiple of this times TP"
@@ -155,6 +150,30 @@ class TrainingConfig:
     eval_interval: int | None = option(1000, "iterations between evaluations")
     eval_iters: int = option(100, "iterations an evaluation takes; 0 turns it off")
     skip_train: bool = option(False, "evaluate only")
+    iterations_to_skip: list[int] = option(
+        [],
+        "iterations, as log lines number them, whose data is read and left out: no forward pass, "
+        "no update (Megatron-LM before 0.18 counted from 0)",
+    )
+    check_for_nan_in_loss_and_grad: bool = option(
+        True,
+        "leave out an update whose gradients are not finite on some rank, and refuse to save a "
+        "state that is not",
+    )
+    check_for_spiky_loss: bool = option(
+        False, "leave out an update whose loss is a spike (see --spike-sigmas)"
+    )
+    check_for_large_grads: bool = option(
+        False, "leave out an update whose gradient norm is a spike (see --spike-sigmas)"
+    )
+    spike_sigmas: float = option(
+        6.0,
+        "a spike is this many standard deviations above the mean of the last 128 iterations that "
+        "were applied",
+    )
+    max_consecutive_skips: int = option(
+        5, "end the run when so many updates in a row were left out for such a reason"
+    )
     exit_interval: int | None = option(None, "save and stop when the iteration divides by this")
     exit_duration_in_mins: float | None = option(None, "save and stop after this many minutes")
     exit_signal_handler: bool = option(True, "save and stop on SIGTERM and Ctrl-C")
@@ -239,6 +258,11 @@ class RuntimeConfig:
         "auto", "auto: nccl on GPUs, gloo on CPUs", choices=("auto", "nccl", "gloo")
     )
     distributed_timeout_minutes: float = option(10.0, "a collective that takes longer ends the run")
+    hang_timeout_minutes: float | None = option(
+        None,
+        "end the run, saying where each rank stands, when one makes no step for so long; default: "
+        "--distributed-timeout-minutes",
+    )
     count_parameters: bool = option(False, "print the parameter counts and exit")
     print_config: bool = option(False, "print the resolved configuration as a preset and exit")
 

@@ -6,12 +6,13 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from fixedcode_megatron.training import phases
 from fixedcode_megatron.training.checkpoint import save_checkpoint
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
 from fixedcode_megatron.training.metrics import Interval, MetricsLogger
 from fixedcode_megatron.training.schedule import train_samples
-from fixedcode_megatron.training.step import train_step
+from fixedcode_megatron.training.step import skip_step, train_step
 from fixedcode_megatron.training.stopping import StopRequests
 from fixedcode_megatron.training.trainer import Trainer
 
@@ -43,8 +44,10 @@ def train(
     def save() -> None:
         nonlocal last_saved
         if cfg.checkpoint.save and last_saved != state.iteration:
+            trainer.guard.refuse_unsound_state()
             root = Path(cfg.checkpoint.save)
-            path = save_checkpoint(trainer, root, tokenizer_fingerprint=tokenizer_fingerprint)
+            with trainer.phases(phases.SAVE):
+                path = save_checkpoint(trainer, root, tokenizer_fingerprint=tokenizer_fingerprint)
             if trainer.runtime.rank == 0:
                 logger.info("saved checkpoint %s", path)
             last_saved = state.iteration
@@ -58,13 +61,18 @@ def train(
     interval = Interval()
     with StopRequests(cfg, trainer.runtime) as stop:
         while not finished(trainer):
-            interval.add(train_step(trainer, iterators))
+            trainer.phases.iteration = state.iteration + 1
+            if state.iteration + 1 in cfg.training.iterations_to_skip:
+                interval.add(skip_step(trainer, iterators))
+            else:
+                trainer.guard.measure_parts = _logs(trainer, state.iteration + 1)
+                interval.add(train_step(trainer, iterators))
             if _due(state.iteration, cfg.logging.log_interval) or finished(trainer):
                 metrics.log_interval(interval, feeds.train.take_checksum())
                 interval = Interval()
             interval.pause_clock()
             if _due(state.iteration, cfg.training.eval_interval) or finished(trainer):
-                evaluate_split(trainer, feeds.valid, metrics, "validation")
+                evaluate_split(trainer, feeds.valid, metrics, "validation", stop)
             if _due(state.iteration, cfg.checkpoint.save_interval):
                 save()
             interval.resume_clock()
@@ -89,12 +97,22 @@ def finished(trainer: Trainer) -> bool:
 
 
 def evaluate_split(
-    trainer: Trainer, feed: DataFeed | None, metrics: MetricsLogger, split: str
+    trainer: Trainer,
+    feed: DataFeed | None,
+    metrics: MetricsLogger,
+    split: str,
+    stop: StopRequests | None = None,
 ) -> None:
-    """Evaluate a split, if there is one, and report its loss."""
+    """Evaluate a split, if there is one, and report its loss, unless a request to stop comes."""
     iterations = trainer.cfg.training.eval_iters
     if feed is not None and iterations:
-        metrics.log_evaluation(split, evaluate(trainer, feed, iterations))
+        metrics.log_evaluation(split, evaluate(trainer, feed, iterations, stop))
+
+
+def _logs(trainer: Trainer, iteration: int) -> bool:
+    """Whether a line will be logged after an iteration (but for those that end a run early)."""
+    cfg = trainer.cfg
+    return _due(iteration, cfg.logging.log_interval) or iteration == cfg.training.train_iters
 
 
 def _due(iteration: int, interval: int | None) -> bool:

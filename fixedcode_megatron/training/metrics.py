@@ -15,8 +15,10 @@ import torch.distributed as dist
 from megatron.core import parallel_state
 from torch import Tensor
 
+from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training.flops import peak_flops
+from fixedcode_megatron.training.gradient_norms import PARTS
 from fixedcode_megatron.training.metrics_file import MetricsFile
 
 if TYPE_CHECKING:
@@ -30,10 +32,13 @@ logger = logging.getLogger(__name__)
 def mean_loss(pair: Tensor | None, device: torch.device) -> float | None:
     """Mean token loss over the data-parallel group from each rank's [2] pair (sum, tokens).
 
-    Returns None on ranks without the loss; NaN if there was no token.
+    None stands for no iterations. Returns None on ranks without the loss; NaN if there was no
+    token.
     """
-    if pair is None:
+    if not parallel_state.is_pipeline_last_stage(ignore_virtual=True):
         return None
+    if pair is None:
+        pair = torch.zeros(2, dtype=torch.float64)
     total = pair.to(device=device, dtype=torch.float64, copy=True)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group(with_context_parallel=True))
     value, tokens = total.tolist()
@@ -49,7 +54,10 @@ class Interval:
     loss
         [2] FP64 pair (sum of token losses, number of tokens) of this rank; None without the loss.
     nan
-        Iterations whose loss on this rank was not finite, as a tensor on the device.
+        Iterations whose loss on this rank was not finite, as a tensor on the device (not those
+        that the guard has left out and counted).
+    squares
+        [3] FP64: squared gradient norms of input, layers and head in the last iteration.
     samples
         Samples of all ranks together; `batch_size` are those of the last iteration.
     """
@@ -61,6 +69,7 @@ class Interval:
     batch_size: int = 0
     grad_norm: float | None = None
     num_zeros: float | None = None
+    squares: Tensor | None = None
     seconds: float = 0.0
     _started: float = field(default_factory=time.perf_counter)
 
@@ -70,6 +79,7 @@ class Interval:
         self.samples += result.samples
         self.batch_size = result.samples
         self.grad_norm, self.num_zeros = result.grad_norm, result.num_zeros
+        self.squares = result.squares
         if result.loss is not None:
             nan = (~result.loss[0].isfinite()).to(torch.int64)
             self.loss = result.loss if self.loss is None else self.loss + result.loss
@@ -168,6 +178,7 @@ class MetricsLogger:
             "lm loss": loss,
             "loss scale": float(trainer.optimizer.get_loss_scale().item()),
             "grad norm": interval.grad_norm,
+            **self._part_norms(interval.squares),
             **({} if interval.num_zeros is None else {"num zeros": interval.num_zeros}),
             "number of skipped iterations": state.skipped_iterations,
             "number of nan iterations": state.nan_iterations,
@@ -175,6 +186,17 @@ class MetricsLogger:
             "tokens per second per GPU": tokens_per_second / world_size,
             "MFU": None if peak is None else flops / peak,
         }
+
+    def _part_norms(self, squares: Tensor | None) -> dict[str, float | None]:
+        """Gradient norm of each part of the model; None where it was not measured or has none."""
+        norms = (
+            dict.fromkeys(PARTS)
+            if squares is None
+            else dict(zip(PARTS, squares.sqrt().tolist(), strict=True))
+        )
+        if self._trainer.cfg.input.input_interface in FIXED_INTERFACES:
+            norms["input"] = None
+        return {f"grad norm {part}": norm for part, norm in norms.items()}
 
     def _emit(self, kind: str, iteration: int, figures: Mapping[str, Any]) -> None:
         assert self._file is not None

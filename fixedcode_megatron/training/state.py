@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 
@@ -19,7 +19,11 @@ class TrainState:
     consumed_tokens
         Training tokens read.
     skipped_iterations, nan_iterations
-        Iterations whose update was skipped, and those whose loss was not finite.
+        Iterations without an update, and those whose loss or gradients were not finite.
+    skips_in_a_row
+        Iterations up to now whose update the guard left out, one after the other.
+    recent_losses, recent_grad_norms
+        What the guard measures spikes against, where it looks for them.
     optimizer_steps
         Updates that the optimizer's moments have seen; 0 after its state was left behind.
     floating_point_operations
@@ -33,6 +37,9 @@ class TrainState:
     nan_iterations: int = 0
     optimizer_steps: int = 0
     floating_point_operations: float = 0.0
+    skips_in_a_row: int = 0
+    recent_losses: list[float] = field(default_factory=list)
+    recent_grad_norms: list[float] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, for a checkpoint."""

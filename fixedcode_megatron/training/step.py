@@ -14,6 +14,7 @@ from megatron.core.num_microbatches_calculator import get_num_microbatches
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from torch import Tensor
 
+from fixedcode_megatron.training import phases
 from fixedcode_megatron.training.trainer import Trainer
 
 Batch = dict[str, Tensor]
@@ -27,7 +28,7 @@ class StepResult:
     ----------
     loss
         [2] FP64 pair (sum of token losses, number of tokens) of this rank's micro-batches;
-        None on ranks that do not hold the loss.
+        None on ranks that do not hold the loss, and where the update was left out.
     updated
         Whether the optimizer applied the update.
     samples
@@ -36,6 +37,8 @@ class StepResult:
         Global gradient norm before clipping, or None where it was not computed.
     num_zeros
         Gradients that are zero, with `--log-num-zeros-in-grad`.
+    squares
+        [3] FP64: squared gradient norms of input, layers and head, in iterations that are logged.
     """
 
     loss: Tensor | None
@@ -43,6 +46,7 @@ class StepResult:
     samples: int
     grad_norm: float | None
     num_zeros: float | None
+    squares: Tensor | None
 
 
 def loss_function(
@@ -75,12 +79,16 @@ def loss_function(
 
 
 def forward_step(
-    data_iterator: Iterator[Batch], model: torch.nn.Module, *, device: torch.device
+    data_iterator: Iterator[Batch],
+    model: torch.nn.Module,
+    *,
+    device: torch.device,
+    phase: phases.Phases,
 ) -> tuple[Tensor, Any]:
     """Run one micro-batch through a model chunk; returns its output and the loss function."""
-    batch = {
-        name: value.to(device, non_blocking=True) for name, value in next(data_iterator).items()
-    }
+    with phase(phases.DATA):
+        found = next(data_iterator)
+        batch = {name: value.to(device, non_blocking=True) for name, value in found.items()}
     output = model(
         batch["tokens"],
         batch["position_ids"],
@@ -101,7 +109,9 @@ def run_microbatches(
     """Forward (and backward) over `num_microbatches`; returns this rank's [2] loss pair, FP64."""
     single = len(trainer.models) == 1
     reports = get_forward_backward_func()(
-        forward_step_func=partial(forward_step, device=trainer.runtime.device),
+        forward_step_func=partial(
+            forward_step, device=trainer.runtime.device, phase=trainer.phases
+        ),
         data_iterator=data_iterators[0] if single else data_iterators,
         model=trainer.models,
         num_microbatches=num_microbatches,
@@ -120,35 +130,52 @@ def train_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepR
     for model in trainer.models:
         model.zero_grad_buffer()
     trainer.optimizer.zero_grad()
-    batch_size, num_microbatches = trainer.global_batch_size, get_num_microbatches()
+    num_microbatches = get_num_microbatches()
     check: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if not trainer.gradients_verified:
         check = every_parameter_must_receive_a_gradient(trainer)
-    with check:
+    with check, trainer.phases(phases.FORWARD_BACKWARD):
         loss = run_microbatches(trainer, data_iterators, num_microbatches=num_microbatches)
     trainer.gradients_verified = True
-    updated, grad_norm, num_zeros = trainer.optimizer.step()
+    with trainer.phases(phases.OPTIMIZER):
+        updated, grad_norm, num_zeros = trainer.guard.step(loss)
     if updated:
-        trainer.scheduler.step(increment=batch_size)
-    state, seq_length = trainer.state, trainer.cfg.model.seq_length
-    state.iteration += 1
-    state.consumed_samples += batch_size
-    state.consumed_tokens += batch_size * seq_length
-    state.skipped_iterations += not updated
-    state.optimizer_steps += bool(updated)
-    state.floating_point_operations += batch_size * seq_length * trainer.shape.flops_per_token
-    trainer.set_batch_size()
+        trainer.scheduler.step(increment=trainer.global_batch_size)
+    trainer.state.optimizer_steps += updated
+    tokens = trainer.global_batch_size * trainer.cfg.model.seq_length
+    trainer.state.floating_point_operations += tokens * trainer.shape.flops_per_token
+    samples = _count_iteration(trainer, updated=updated)
     return StepResult(
-        loss=loss,
-        updated=bool(updated),
-        samples=batch_size,
-        grad_norm=_as_float(grad_norm),
-        num_zeros=_as_float(num_zeros),
+        loss=loss if updated else None,
+        updated=updated,
+        samples=samples,
+        grad_norm=grad_norm,
+        num_zeros=num_zeros,
+        squares=trainer.guard.squares,
     )
 
 
-def _as_float(value: Any) -> float | None:
-    return None if value is None else float(value)
+def skip_step(trainer: Trainer, data_iterators: list[Iterator[Batch]]) -> StepResult:
+    """Read the data of one iteration and do nothing with it (`--iterations-to-skip`)."""
+    with trainer.phases(phases.DATA):
+        for iterator in data_iterators:
+            for _ in range(get_num_microbatches()):
+                next(iterator)
+    samples = _count_iteration(trainer, updated=False)
+    return StepResult(
+        loss=None, updated=False, samples=samples, grad_norm=None, num_zeros=None, squares=None
+    )
+
+
+def _count_iteration(trainer: Trainer, *, updated: bool) -> int:
+    """Move the run's progress on by one iteration; returns the samples that it has read."""
+    state, samples = trainer.state, trainer.global_batch_size
+    state.iteration += 1
+    state.consumed_samples += samples
+    state.consumed_tokens += samples * trainer.cfg.model.seq_length
+    state.skipped_iterations += not updated
+    trainer.set_batch_size()
+    return samples
 
 
 @contextlib.contextmanager

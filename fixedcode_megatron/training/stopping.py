@@ -32,6 +32,8 @@ class StopRequests:
     ----------
     signal_number
         The signal that this run stops for (of any rank), or 0.
+    requested
+        Whether a vote has ended with the decision to stop, which then stands.
     """
 
     def __init__(self, cfg: RunConfig, runtime: Runtime) -> None:
@@ -43,6 +45,7 @@ class StopRequests:
         self._interrupted: float | None = None
         self._previous: dict[int, Any] = {}
         self.signal_number = 0
+        self.requested = False
 
     def __enter__(self) -> StopRequests:
         if self._cfg.exit_signal_handler:
@@ -64,7 +67,9 @@ class StopRequests:
         self._received = number
 
     def vote(self) -> bool:
-        """Whether to stop now; every rank must call it once an iteration."""
+        """Whether to stop now; every rank must call it in each step of training or evaluation."""
+        if self.requested:
+            return True
         limit = self._cfg.exit_duration_in_mins
         overdue = limit is not None and time.monotonic() - self._started > 60 * limit
         wish = torch.tensor([self._received, int(overdue)], device=self._device)
@@ -78,7 +83,8 @@ class StopRequests:
         work, wishes = self._pending
         work.wait()
         self.signal_number, overdue = map(int, wishes.tolist())
-        return bool(self.signal_number or overdue)
+        self.requested = bool(self.signal_number or overdue)
+        return self.requested
 
     def finish(self) -> None:
         """Wait for the reduction that is still under way."""

@@ -26,6 +26,8 @@ from fixedcode_megatron.config.megatron_fields import ddp_config, optimizer_conf
 from fixedcode_megatron.model.gpt import Vocabulary, build_model
 from fixedcode_megatron.training import fused_adam
 from fixedcode_megatron.training.flops import ModelShape, model_shape
+from fixedcode_megatron.training.guards import UpdateGuard
+from fixedcode_megatron.training.phases import Phases
 from fixedcode_megatron.training.schedule import build_scheduler
 from fixedcode_megatron.training.state import TrainState
 
@@ -48,6 +50,10 @@ class Trainer:
         The token code, or None for interfaces that have none.
     gradients_verified
         Whether a first backward pass has shown that every parameter gets a gradient.
+    phases
+        What this rank is doing.
+    guard
+        What stands between the gradients and the update.
     """
 
     cfg: RunConfig
@@ -61,6 +67,11 @@ class Trainer:
     shape: ModelShape
     state: TrainState = field(default_factory=TrainState)
     gradients_verified: bool = False
+    phases: Phases = field(default_factory=Phases)
+    guard: UpdateGuard = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.guard = UpdateGuard(self)
 
     @property
     def global_batch_size(self) -> int:

@@ -115,17 +115,6 @@ def test_a_checkpoint_that_does_not_fit_on_the_disk(train, base_flags, same, tmp
     assert {p.name for p in (tmp_path / "ck").iterdir()} == {"iter_0000002", TRACKER}
 
 
-def test_gradients_that_are_not_numbers_end_the_run_before_they_are_applied(train, same, tmp_path):
-    with pytest.raises(RankError, match="found NaN in local grad norm"):
-        train(f"{same} --train-iters 4 --save-interval 1 --lr 1e30 --clip-grad 0")
-    assert whole_iterations(tmp_path / "ck") == [1]
-    run = train(
-        f"{QUICK} --train-iters 4 --lr 1e30 --clip-grad 0 --no-check-for-nan-in-grad", ranks=2
-    )
-    assert run.column("number of nan iterations") == [0, 1, 2, 3]
-    assert run.column("lm loss")[1:] == [None, None, None]  # JSON has no NaN
-
-
 # Folders
 
 

@@ -50,6 +50,6 @@ def test_a_plain_run_has_nothing_to_notice():
 
 
 def test_gradients_are_checked_for_nan_as_in_megatron_lm():
-    assert parse_args(MINIMAL).ddp.check_for_nan_in_grad
+    assert parse_args(MINIMAL).training.check_for_nan_in_loss_and_grad
     off = parse_args([*MINIMAL, "--no-check-for-nan-in-loss-and-grad"])
-    assert not off.ddp.check_for_nan_in_grad
+    assert not off.training.check_for_nan_in_loss_and_grad

@@ -42,7 +42,7 @@ def test_defaults_are_megatron_cores():
     ]
     # Resolved here, given above, shared between sections under one default, or Megatron-LM's.
     shared = {"barrier_with_L1_time", "fp8_recipe", "min_lr"}
-    own = DERIVED | AUTO | set(cfg.given) | shared | {"check_for_nan_in_grad"}
+    own = DERIVED | AUTO | set(cfg.given) | shared
     for ours, theirs in pairs:
         for field in dataclasses.fields(theirs):
             default = getattr(theirs, field.name)

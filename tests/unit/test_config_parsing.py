@@ -134,7 +134,7 @@ def test_megatron_names_for_other_options():
     assert t.recompute_granularity == "selective" and t.attention_backend == "flash"
     assert cfg.ddp.bucket_size == 1000 and t.num_layers_in_first_pipeline_stage == 3
     assert cfg.model.position_embedding_type == "none"
-    assert cfg.ddp.check_for_nan_in_grad is False
+    assert cfg.training.check_for_nan_in_loss_and_grad is False
 
 
 def test_ignored_flags_leave_a_notice():

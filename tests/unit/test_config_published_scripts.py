@@ -87,7 +87,7 @@ SCRIPTS = {
         "values": {
             "main_grads_dtype": "bf16",
             "use_precision_aware_optimizer": True,
-            "check_for_nan_in_grad": False,
+            "check_for_nan_in_loss_and_grad": False,
             "normalization": "RMSNorm",
             "lr_warmup_iters": 200,
             "wandb_exp_name": "e",
