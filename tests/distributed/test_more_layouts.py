@@ -57,6 +57,37 @@ def test_interleaved_stages(train, interface):
             "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1",
             id="pp2-uneven",
         ),
+        pytest.param(
+            2,
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout Et|t|t|tL",
+            id="pp2-layout-of-four",
+        ),
+        pytest.param(
+            2,
+            "--pipeline-model-parallel-size 2 --account-for-embedding-in-pipeline-split "
+            "--account-for-loss-in-pipeline-split",
+            id="pp2-accounted",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            4,
+            f"--pipeline-model-parallel-size 2 {CP2} --pipeline-model-parallel-layout E|ttttL "
+            "--use-distributed-optimizer",
+            id="pp2-cp2-input-alone",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            2,
+            "--tensor-model-parallel-size 2 --distribute-saved-activations "
+            "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+            id="tp2-distributed-activations",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            2,
+            f"{TP2_SP} --recompute-granularity selective --recompute-modules core_attn mlp",
+            id="tp2-sp-recompute-modules",
+        ),
     ],
 )
 def test_stages(train, ranks, layout):
