@@ -16,7 +16,6 @@ RECOMPUTE = {
     "full": "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1",
     "block": "--recompute-granularity full --recompute-method block --recompute-num-layers 2",
     "selective": "--recompute-granularity selective",
-    "mlp": "--recompute-granularity selective --recompute-modules mlp core_attn",
 }
 
 
