@@ -1,4 +1,4 @@
-"""Checks of batch sizes, run length, schedules, checkpoints and logs."""
+"""Checks of batch sizes, run length, checkpoints and logs."""
 
 from __future__ import annotations
 
@@ -70,48 +70,6 @@ def _rampup(cfg: RunConfig, share: int) -> list[str]:
     return problems
 
 
-def schedule(cfg: RunConfig) -> list[str]:
-    """Length of the run, learning rate and weight decay."""
-    training, problems = cfg.training, []
-    if training.train_iters is not None and training.train_samples is not None:
-        problems.append(
-            "--train-iters and --train-samples exclude each other: drop one (--train-iters none "
-            "drops a preset's)"
-        )
-    by_samples = training.train_samples is not None
-    unit, other = ("samples", "iters") if by_samples else ("iters", "samples")
-    for stem in ("lr_decay", "lr_warmup", "lr_wsd_decay"):
-        if f"{stem}_{other}" in cfg.given and getattr(training, f"{stem}_{other}"):
-            stem = stem.replace("_", "-")
-            problems.append(f"--{stem}-{other} with --train-{unit}: use --{stem}-{unit}")
-    problems += _warmup(cfg, unit)
-    lr, min_lr = cfg.optimizer.lr, cfg.optimizer.min_lr
-    if lr is not None and (lr < 0 or not 0 <= min_lr <= lr):
-        problems.append(f"--lr {lr} and --min-lr {min_lr}: must be 0 <= min-lr <= lr")
-    if cfg.optimizer.optimizer not in ("adam", "sgd"):
-        problems.append(f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd")
-    if training.lr_decay_style == "WSD" and getattr(training, f"lr_wsd_decay_{unit}") is None:
-        problems.append(f"--lr-decay-style WSD: needs --lr-wsd-decay-{unit}")
-    changes = training.weight_decay_incr_style != "constant"
-    ends = (training.start_weight_decay, training.end_weight_decay)
-    if changes and None in ends:
-        problems.append(
-            f"--weight-decay-incr-style {training.weight_decay_incr_style}: needs "
-            "--start-weight-decay and --end-weight-decay"
-        )
-    if not changes and ends != (None, None):
-        problems.append(
-            "--start-weight-decay, --end-weight-decay: give --weight-decay-incr-style linear or "
-            "cosine with them, or use --weight-decay for a constant one"
-        )
-    if training.override_opt_param_scheduler and training.use_checkpoint_opt_param_scheduler:
-        problems.append(
-            "--override-opt-param-scheduler and --use-checkpoint-opt-param-scheduler exclude each "
-            "other: drop one"
-        )
-    return problems
-
-
 _RANGES: dict[str, tuple[float, float]] = {
     "adam_beta1": (0, 1),
     "adam_beta2": (0, 1),
@@ -139,21 +97,6 @@ def ranges(cfg: RunConfig) -> list[str]:
             flag = "--" + name.replace("_", "-")
             problems.append(f"{flag} {value}: must be at least {low}{limit}")
     return problems
-
-
-def _warmup(cfg: RunConfig, unit: str) -> list[str]:
-    """Warm-up must end before the decay does."""
-    training = cfg.training
-    length = getattr(training, f"lr_decay_{unit}") or getattr(training, f"train_{unit}")
-    warmup, fraction = getattr(training, f"lr_warmup_{unit}"), training.lr_warmup_fraction
-    if fraction is not None:
-        if warmup:
-            return [f"--lr-warmup-fraction and --lr-warmup-{unit} exclude each other: drop one"]
-        if not 0 <= fraction < 1:
-            return [f"--lr-warmup-fraction {fraction}: must be at least 0 and below 1"]
-    if warmup < 0 or (length is not None and warmup >= length):
-        return [f"--lr-warmup-{unit} {warmup}: must be below the decay's length of {length}"]
-    return []
 
 
 def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
