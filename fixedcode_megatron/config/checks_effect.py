@@ -113,7 +113,9 @@ def check(cfg: RunConfig) -> list[str]:
 def _precision(cfg: RunConfig) -> list[str]:
     """What megatron-core rounds, or averages, otherwise than the run asks for."""
     t, problems = cfg.transformer, []
-    if t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "native" and not t.bf16:
+    plain_loss = not cfg.model.fused_linear_cross_entropy
+    native = t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "native"
+    if plain_loss and native and not t.bf16:
         problems.append(
             "--cross-entropy-loss-fusion: megatron-core's fused loss rounds its gradient to BF16, "
             "which this run does not otherwise; use --bf16 or leave it out"

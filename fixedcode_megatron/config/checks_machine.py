@@ -72,7 +72,8 @@ def _needs(cfg: RunConfig) -> list[str]:
         problems.append(f"--transformer-impl transformer_engine: {broken or f'needs {_TE}'}")
     elif broken and cfg.model.transformer_impl == "auto" and availability.on_gpu(cfg):
         cfg.notices.append(f"layers are torch-native: {broken}")
-    if t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "te" and not te:
+    fused_by_te = t.cross_entropy_loss_fusion and t.cross_entropy_fusion_impl == "te"
+    if fused_by_te and not te and not cfg.model.fused_linear_cross_entropy:
         problems.append(f"--cross-entropy-fusion-impl te: needs {_TE}")
     if cfg.ddp.nccl_ub and not availability.on_gpu(cfg):
         problems.append("--nccl-ub: needs GPUs; leave it out")

@@ -16,6 +16,7 @@ MINIMAL = (
 ).split()
 PP2 = "--pipeline-model-parallel-size 2"
 FULL = "--recompute-granularity full --recompute-method uniform --recompute-num-layers"
+PLAIN_LOSS = "--no-fused-linear-cross-entropy"
 SELECTIVE = "--recompute-granularity selective"
 
 
@@ -64,10 +65,10 @@ def config(flags: str, world_size: int = 1):
             "--num-distributed-optimizer-instances 3 --use-distributed-optimizer",
             "4 data-parallel ranks % 3 = 1; use one of 1, 2, 4",
         ),
-        (1, "--cross-entropy-loss-fusion", "rounds its gradient to BF16"),
+        (1, f"{PLAIN_LOSS} --cross-entropy-loss-fusion", "rounds its gradient to BF16"),
         (
             1,
-            "--bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
+            f"{PLAIN_LOSS} --bf16 --cross-entropy-loss-fusion --cross-entropy-fusion-impl te",
             "transformer-engine",
         ),
         (1, "--calculate-per-token-loss --ddp-average-in-collective", "drop one"),
