@@ -85,6 +85,11 @@ class ModelConfig:
         "a head of its own; fixed interfaces have no table to tie it to. Megatron-LM's default is "
         "the opposite, which only --input-interface learned can have",
     )
+    fused_linear_cross_entropy: bool = option(
+        True,
+        "compute output layer and loss a chunk of tokens at a time, so that the logits never exist "
+        "whole; off: megatron-core's output layer and cross entropy",
+    )
     vocab_size: int | None = option(None, "number of token ids; default: what the tokenizer says")
     make_vocab_size_divisible_by: int = option(
         128, "round the head's and the table's rows up to a multiple of this times TP"
