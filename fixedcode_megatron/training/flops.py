@@ -1,9 +1,10 @@
-"""Model FLOPs and the utilisation (MFU) that follows from them.
+"""Model FLOPs, from which the utilisation (MFU) follows.
 
 Conventions, stated because they differ between programs: a multiply-add counts 2; backward counts
 twice forward; recomputation is not counted; attention scores are counted in full, not halved for
 the causal mask; norms, activations and the softmax are left out. The input interface is no matrix
 product and adds nothing, be it computed or looked up; the head is counted over the true vocabulary.
+Of a mixture of experts those count that a token passes through: the chosen, the shared, the router.
 """
 
 from __future__ import annotations
@@ -13,17 +14,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
-
-# Dense peak FLOP/s of one device (no sparsity) at 16 bits, from the vendors' data sheets.
-DENSE_PEAK_16_BIT = {
-    "H200": 989.4e12,
-    "H100 PCIe": 756.0e12,
-    "H100 NVL": 835.0e12,
-    "H100": 989.4e12,
-    "H800": 989.4e12,
-    "A100": 312.0e12,
-    "A800": 312.0e12,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +29,11 @@ class ModelShape:
     gated_linear_unit: bool
     vocab_size: int
     seq_length: int
+    num_moe_layers: int = 0
+    num_experts: int = 0
+    experts_per_token: int = 0
+    expert_ffn_hidden_size: int = 0
+    shared_expert_ffn_hidden_size: int = 0
 
     @property
     def flops_per_token(self) -> float:
@@ -47,13 +42,18 @@ class ModelShape:
         query = self.num_attention_heads * self.kv_channels
         key_value = 2 * self.num_query_groups * self.kv_channels
         mlp_matrices = 3 if self.gated_linear_unit else 2
-        layer = (
+        attention = (
             h * (query + key_value)  # linear_qkv
             + query * h  # linear_proj
             + 2 * query * self.seq_length  # scores and context
-            + mlp_matrices * h * self.ffn_hidden_size
         )
-        forward = 2 * (self.num_layers * layer + h * self.vocab_size)
+        dense = mlp_matrices * h * self.ffn_hidden_size
+        experts = self.experts_per_token * self.expert_ffn_hidden_size
+        experts += self.shared_expert_ffn_hidden_size
+        mixture = mlp_matrices * h * experts + h * self.num_experts
+        layers = self.num_layers * attention + self.num_moe_layers * mixture
+        layers += (self.num_layers - self.num_moe_layers) * dense
+        forward = 2 * (layers + h * self.vocab_size)
         return 3.0 * forward
 
 
@@ -69,14 +69,21 @@ def model_shape(config: TransformerConfig, *, vocab_size: int, seq_length: int) 
         gated_linear_unit=config.gated_linear_unit,
         vocab_size=vocab_size,
         seq_length=seq_length,
+        **_mixture(config),
     )
 
 
-def peak_flops(device_name: str, *, sixteen_bit: bool) -> float | None:
-    """Dense peak of a device in FLOP/s, or None where it is not known (never a guess)."""
-    if not sixteen_bit:
-        return None
-    for name, peak in DENSE_PEAK_16_BIT.items():
-        if all(word in device_name for word in name.split()):
-            return peak
-    return None
+def _mixture(config: TransformerConfig) -> dict[str, int]:
+    """The fields of `ModelShape` that describe a mixture of experts."""
+    experts = config.num_moe_experts
+    if not experts:
+        return {}
+    freq = config.moe_layer_freq
+    pattern = freq if isinstance(freq, list) else [i % freq == 0 for i in range(config.num_layers)]
+    return dict(
+        num_moe_layers=sum(map(bool, pattern)),
+        num_experts=experts,
+        experts_per_token=config.moe_router_topk,
+        expert_ffn_hidden_size=config.moe_ffn_hidden_size or config.ffn_hidden_size,
+        shared_expert_ffn_hidden_size=config.moe_shared_expert_intermediate_size or 0,
+    )

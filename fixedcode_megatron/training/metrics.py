@@ -1,12 +1,12 @@
-"""What a run reports: Megatron's log line, JSON lines in the run folder, TensorBoard, W&B."""
+"""What a run reports: Megatron's log line, and the same figures and more as JSON lines."""
 
 from __future__ import annotations
 
-import logging
+import json
 import math
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,16 +17,21 @@ from torch import Tensor
 
 from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.training.flops import peak_flops
+from fixedcode_megatron.training.checkpoint_files import write_atomically
 from fixedcode_megatron.training.gradient_norms import PARTS
+from fixedcode_megatron.training.log_line import log_line, print_line
+from fixedcode_megatron.training.memory import MemoryUse
 from fixedcode_megatron.training.metrics_file import MetricsFile
+from fixedcode_megatron.training.nvml import open_monitor
+from fixedcode_megatron.training.peaks import BF16, FP8, peak_flops
+from fixedcode_megatron.training.reporters import open_tensorboard, open_wandb
+from fixedcode_megatron.training.savings import savings
 
 if TYPE_CHECKING:
-    from fixedcode_megatron.config import RunConfig
     from fixedcode_megatron.training.step import StepResult
     from fixedcode_megatron.training.trainer import Trainer
 
-logger = logging.getLogger(__name__)
+SAVINGS_FILE = "savings.json"
 
 
 def mean_loss(pair: Tensor | None, device: torch.device) -> float | None:
@@ -102,6 +107,8 @@ class MetricsLogger:
         self._file: MetricsFile | None = None
         self._tensorboard: Any = None
         self._wandb: Any = None
+        self._memory = MemoryUse(trainer)
+        self._monitor = open_monitor(trainer.runtime.device, trainer.runtime.world_size)
         failure: list[str | None] = [None]
         if trainer.is_logging_rank:
             try:
@@ -119,8 +126,12 @@ class MetricsLogger:
         # An evaluation of an earlier checkpoint takes nothing back.
         continue_from = None if cfg.training.skip_train else iteration
         self._file = MetricsFile(run_dir, continue_from)
-        self._tensorboard = _open_tensorboard(cfg, continue_from)
-        self._wandb = _open_wandb(cfg)
+        self._tensorboard = open_tensorboard(cfg, continue_from)
+        self._wandb = open_wandb(cfg, run_dir, continue_from)
+        saved = None if cfg.training.skip_train else savings(self._trainer)
+        if saved is not None:
+            print_line(str(saved))
+            write_atomically(run_dir / SAVINGS_FILE, json.dumps(asdict(saved)) + "\n")
 
     def close(self) -> None:
         """Flush and close whatever is open."""
@@ -140,11 +151,14 @@ class MetricsLogger:
         loss = mean_loss(interval.loss, trainer.runtime.device)
         trainer.state.nan_iterations += _worst_rank(interval.nan, trainer.runtime.device)
         checksum = _sum_over_data_parallel(data_checksum, trainer.runtime.device)
+        machine = self._memory.report()
+        machine |= self._monitor.report(interval.samples * trainer.cfg.model.seq_length)
         if not trainer.is_logging_rank:
             return
         assert loss is not None
-        figures = self._figures(interval, loss, seconds) | {"data checksum": checksum}
-        print_line(_log_line(trainer, figures))
+        figures = self._figures(interval, loss, seconds) | {"data checksum": checksum} | machine
+        line = log_line(trainer.state.iteration, trainer.cfg.training.train_iters, figures)
+        print_line(line)
         self._emit("train", trainer.state.iteration, figures)
 
     def log_evaluation(self, split: str, loss: float | None) -> None:
@@ -165,9 +179,7 @@ class MetricsLogger:
         tokens = interval.samples * trainer.cfg.model.seq_length
         tokens_per_second = tokens / interval.iterations / seconds
         flops = tokens_per_second * trainer.shape.flops_per_token / world_size
-        peak = peak_flops(
-            trainer.runtime.device_name, sixteen_bit=trainer.config.bf16 or trainer.config.fp16
-        )
+        peak = peak_flops(trainer.runtime.device_name, _precision(trainer))
         return {
             "consumed samples": state.consumed_samples,
             "consumed tokens": state.consumed_tokens,
@@ -215,6 +227,13 @@ def learning_rate(optimizer: Any) -> float:
     return float(next((g for g in groups if g.get("default_config", True)), groups[0])["lr"])
 
 
+def _precision(trainer: Trainer) -> str | None:
+    """Which of the device's peaks the matrix products of the layers are measured against."""
+    if trainer.config.fp8:
+        return FP8
+    return BF16 if trainer.config.bf16 or trainer.config.fp16 else None
+
+
 def _sum_over_data_parallel(value: int, device: torch.device) -> int:
     total = torch.tensor([value], dtype=torch.int64, device=device)
     dist.all_reduce(total, group=parallel_state.get_data_parallel_group())
@@ -226,62 +245,3 @@ def _worst_rank(count: Tensor | None, device: torch.device) -> int:
     largest = torch.zeros((), dtype=torch.int64, device=device) if count is None else count.clone()
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     return int(largest.item())
-
-
-def _log_line(trainer: Trainer, figures: Mapping[str, Any]) -> str:
-    """Megatron's line: its fields in its order, then tokens per second per GPU and MFU."""
-    total = str(trainer.cfg.training.train_iters or "?")
-    stamp = time.strftime("%Y-%m-%d %H:%M:%S")
-    mfu, norm = figures["MFU"], figures["grad norm"]
-    fields = [
-        f"iteration {trainer.state.iteration:8d}/{total:>8}",
-        f"consumed samples: {figures['consumed samples']:12d}",
-        f"elapsed time per iteration (ms): {figures['elapsed time per iteration (ms)']:.1f}",
-        f"throughput per GPU (TFLOP/s/GPU): {figures['throughput per GPU (TFLOP/s/GPU)']:.1f}",
-        f"learning rate: {figures['learning rate']:.6E}",
-        f"global batch size: {figures['global batch size']:5d}",
-        f"lm loss: {figures['lm loss']:.6E}",
-        f"loss scale: {figures['loss scale']:.1f}",
-        *([] if norm is None else [f"grad norm: {norm:.3f}"]),
-        *([f"num zeros: {figures['num zeros']:.0f}"] if "num zeros" in figures else []),
-        f"number of skipped iterations: {figures['number of skipped iterations']:3d}",
-        f"number of nan iterations: {figures['number of nan iterations']:3d}",
-        f"tokens per second per GPU: {figures['tokens per second per GPU']:.1f}",
-        f"MFU: {'n/a' if mfu is None else f'{mfu:.1%}'}",
-    ]
-    return f" [{stamp}] " + " | ".join(fields) + " |"
-
-
-def print_line(line: str) -> None:
-    """Write one line of the run's log (the loggers carry warnings; this is the product)."""
-    logging.getLogger("fixedcode_megatron.log").info(line)
-
-
-def _open_tensorboard(cfg: RunConfig, continue_from: int | None) -> Any:
-    if cfg.logging.tensorboard_dir is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        logger.warning("--tensorboard-dir: tensorboard is not installed (pip install tensorboard)")
-        return None
-    # Later steps of an earlier run that this one repeats are not shown.
-    purge = None if continue_from is None else continue_from + 1
-    return SummaryWriter(cfg.logging.tensorboard_dir, purge_step=purge)
-
-
-def _open_wandb(cfg: RunConfig) -> Any:
-    if cfg.logging.wandb_project is None:
-        return None
-    try:
-        import wandb
-    except ImportError:
-        logger.warning("--wandb-project: wandb is not installed (pip install wandb)")
-        return None
-    return wandb.init(
-        project=cfg.logging.wandb_project,
-        name=cfg.logging.wandb_exp_name,
-        entity=cfg.logging.wandb_entity,
-        config=cfg.to_dict(),
-        resume="allow",
-    )

@@ -2,7 +2,8 @@
 
 import pytest
 
-from fixedcode_megatron.training.flops import ModelShape, peak_flops
+from fixedcode_megatron.training.flops import ModelShape
+from fixedcode_megatron.training.peaks import peak_flops
 
 
 def shape(**changes):
@@ -34,17 +35,36 @@ def test_grouped_query_attention_and_swiglu_by_hand():
     assert shape(num_query_groups=1, gated_linear_unit=True).flops_per_token == expected
 
 
+def test_a_mixture_of_experts_counts_what_a_token_passes_through():
+    # Layer 2 has 8 experts of 100 of which 2 are chosen, one shared of 50, and a router.
+    found = shape(
+        num_moe_layers=1,
+        num_experts=8,
+        experts_per_token=2,
+        expert_ffn_hidden_size=100,
+        shared_expert_ffn_hidden_size=50,
+    )
+    dense, mixture = 2 * 64 * 256, 2 * 64 * (2 * 100 + 50) + 64 * 8
+    assert found.flops_per_token == 1_170_432 - 3 * 2 * (dense - mixture)
+
+
 @pytest.mark.parametrize(
-    "name, peak",
+    "name, bf16, fp8",
     [
-        ("NVIDIA H100 80GB HBM3", 989.4e12),
-        ("NVIDIA H100 PCIe", 756e12),
-        ("NVIDIA H200", 989.4e12),
-        ("NVIDIA A100-SXM4-80GB", 312e12),
-        ("NVIDIA GeForce RTX 4090", None),
-        ("cpu", None),
+        ("NVIDIA H100 80GB HBM3", 989.4e12, 1978.9e12),
+        ("NVIDIA H100 PCIe", 756.5e12, 1513e12),
+        ("NVIDIA H100 NVL", 835.5e12, 1670.5e12),
+        ("NVIDIA H200", 989.4e12, 1978.9e12),
+        ("NVIDIA B200", 2250e12, 4500e12),
+        ("NVIDIA A100-SXM4-80GB", 312e12, None),
+        ("NVIDIA L40S", 362.05e12, 733e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None, None),
+        ("NVIDIA RTX A1000", None, None),
+        ("NVIDIA GeForce RTX 4090", None, None),
+        ("cpu", None, None),
     ],
 )
-def test_peaks_are_known_or_not_given(name, peak):
-    assert peak_flops(name, sixteen_bit=True) == peak
-    assert peak_flops(name, sixteen_bit=False) is None
+def test_peaks_are_known_or_not_given(name, bf16, fp8):
+    assert peak_flops(name, "bf16") == bf16
+    assert peak_flops(name, "fp8") == fp8
+    assert peak_flops(name, None) is None
