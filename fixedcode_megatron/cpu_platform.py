@@ -19,7 +19,6 @@ import contextlib
 import ctypes
 import functools
 import logging
-import multiprocessing
 import platform
 import time
 from collections.abc import Callable
@@ -181,40 +180,6 @@ def _install_megatron_fixes() -> None:
 
         mcore_random.FP8GlobalStateManager = NoFP8
         mcore_random.fp8_autocast = mcore_random.activation_recompute_forward = null_context
-
-    _install_result_queue()
-
-
-class _ResultQueue:
-    """Carries the checkpoint writer's results from a fork of this process back to it."""
-
-    def __init__(self) -> None:
-        self._queue: Any = multiprocessing.get_context("fork").Queue()
-
-    def put(self, item: Any) -> None:
-        self._queue.put(item)
-
-    def get_nowait(self) -> Any:
-        # The writer has ended when this is called, but a feeder thread may still be delivering.
-        return self._queue.get(timeout=600)
-
-
-def _install_result_queue() -> None:
-    """Spare each rank the server process that megatron-core starts to pass two small objects.
-
-    It is spawned: it imports the main program again (seconds and 200 MB a rank) and is orphaned
-    when the rank is killed.
-    """
-    import megatron.core.dist_checkpointing.strategies.filesystem_async as writer
-
-    def queue(*_args: Any, **_kwargs: Any) -> _ResultQueue:
-        if writer._results_queue is None:
-            writer._results_queue = _ResultQueue()
-        return writer._results_queue
-
-    for name in ("_get_write_results_queue", "get_write_results_queue"):
-        if hasattr(writer, name):
-            setattr(writer, name, queue)
 
 
 def keep_allocated_memory() -> None:

@@ -60,21 +60,27 @@ def run(cfg: RunConfig) -> int:
 def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     """Build everything, resume where a checkpoint says, train, evaluate, save."""
     from fixedcode_megatron.model.gpt import run_vocabulary
-    from fixedcode_megatron.training.checkpoint import load_checkpoint
+    from fixedcode_megatron.training.checkpoint_load import load_checkpoint
     from fixedcode_megatron.training.hang import supervised
     from fixedcode_megatron.training.loop import evaluate_split, train
     from fixedcode_megatron.training.metrics import MetricsLogger
     from fixedcode_megatron.training.start import checkpoint_to_load
     from fixedcode_megatron.training.trainer import build_trainer
 
-    checkpoint = checkpoint_to_load(cfg)
+    source = checkpoint_to_load(cfg)
     tokenizer = load_tokenizer(cfg)
     vocabulary = run_vocabulary(cfg, vocab_size(cfg, tokenizer))
     trainer = build_trainer(cfg, runtime, vocabulary)
     fingerprint = tokenizer.fingerprint
-    if checkpoint is not None:
-        load_checkpoint(trainer, checkpoint, tokenizer_fingerprint=fingerprint)
-        logger.info("continuing from %s, iteration %d", checkpoint, trainer.state.iteration)
+    if source is not None:
+        load_checkpoint(
+            trainer,
+            source.path,
+            weights_only=source.weights_only,
+            tokenizer_fingerprint=fingerprint,
+        )
+        how = "starting with the weights of" if source.weights_only else "continuing from"
+        logger.info("%s %s, iteration %d", how, source.path, trainer.state.iteration)
     feeds = _build_feeds(cfg, tokenizer, vocabulary.size)
     metrics = MetricsLogger(trainer, run_dir(cfg))
     _write_config(cfg, trainer.is_logging_rank)

@@ -86,12 +86,16 @@ _READER = "data is read in the training process"
 _MEMORY = "memory is left to PyTorch and Python"
 _TOKENIZER = "the tokenizer's own files decide it"
 _CHECKPOINT = "checkpoints are always written and read in megatron-core's parallel way"
+_CHECKPOINT_WRITER = "--async-save writes in a fork of each rank"
 _WATCHERS = "this watcher of NVIDIA's is not built in"
 
 IGNORED: dict[str, str] = {
     "adlr_autoresume": _WATCHERS,
     "adlr_autoresume_interval": _WATCHERS,
-    "async_save": "training goes on once a checkpoint is written",
+    "async_ckpt_cpu_priority": _CHECKPOINT_WRITER,
+    "async_ckpt_io_priority": _CHECKPOINT_WRITER,
+    "async_ckpt_use_cpu_shm": _CHECKPOINT_WRITER,
+    "async_strategy": _CHECKPOINT_WRITER,
     "auto_detect_ckpt_format": _CHECKPOINT,
     "ckpt_assume_constant_structure": _CHECKPOINT,
     "ckpt_fully_parallel_load": _CHECKPOINT,
@@ -154,6 +158,7 @@ IGNORED: dict[str, str] = {
     "use_dist_ckpt": _CHECKPOINT,
     "use_mcore_models": _ALWAYS,
     "use_mpi": "the launcher's environment says the ranks",
+    "use_persistent_ckpt_worker": _CHECKPOINT_WRITER,
     "use_pytorch_profiler": "tools/profile_throughput.py does it",
     "use_tp_pp_dp_mapping": "ranks are laid out in megatron-core's default order",
     "wandb_save_dir": "it goes to --run-dir",
@@ -194,7 +199,6 @@ REFUSED: dict[str, str] = {
     "openai_gelu": "the activation is GELU, --swiglu or --squared-relu",
     "outer_dp_sharding_strategy": _FSDP,
     "per_split_data_args_path": "use --train-data-path, --valid-data-path, --test-data-path",
-    "pretrained_checkpoint": "use --load FOLDER --finetune",
     "quick_geglu": "the activation is GELU, --swiglu or --squared-relu",
     "rope_scaling_factor": "scaling of rotary frequencies is not supported",
     "rotary_seq_len_interpolation_factor": "position interpolation is not supported",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fixedcode_megatron.config import derive
 
 if TYPE_CHECKING:
+    from fixedcode_megatron.config.sections import CheckpointConfig
     from fixedcode_megatron.config.tree import RunConfig
 
 
@@ -99,6 +100,21 @@ def ranges(cfg: RunConfig) -> list[str]:
     return problems
 
 
+def _retention(c: CheckpointConfig) -> list[str]:
+    retain, every = c.save_retain_interval, c.save_interval
+    problems = [
+        f"--{name.replace('_', '-')} {value}: must be at least 1"
+        for name in ("save_interval", "keep_last_checkpoints", "save_retain_interval")
+        if (value := getattr(c, name)) is not None and value < 1
+    ]
+    if retain and every and retain % every and not problems:
+        problems.append(
+            f"--save-retain-interval {retain}: must be a multiple of --save-interval {every}; use "
+            f"{max(1, retain // every) * every}"
+        )
+    return problems
+
+
 def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
     """Flags that mean nothing without another one."""
     c, log, problems = cfg.checkpoint, cfg.logging, []
@@ -114,7 +130,19 @@ def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
             "--save",
             c.save,
         ),
+        (
+            "--save-retain-interval",
+            c.save_retain_interval and by_flag("save_retain_interval"),
+            "--save",
+            c.save,
+        ),
         ("--ckpt-step", c.ckpt_step is not None, "--load", c.load),
+        (
+            "--allow-input-interface-change",
+            c.allow_input_interface_change,
+            "--finetune or --pretrained-checkpoint",
+            c.finetune or c.pretrained_checkpoint,
+        ),
         ("--finetune", c.finetune, "--load", c.load),
         ("--wandb-exp-name", log.wandb_exp_name, "--wandb-project", log.wandb_project),
         ("--wandb-entity", log.wandb_entity, "--wandb-project", log.wandb_project),
@@ -124,6 +152,13 @@ def checkpoints_and_logs(cfg: RunConfig) -> list[str]:
         for flag, value, other, given in needs
         if value and not given
     ]
+    problems += _retention(c)
+    if c.ckpt_step is not None and c.pretrained_checkpoint:
+        problems.append(
+            "--ckpt-step with --pretrained-checkpoint: --load would need that iteration at every "
+            "launch; drop it, and name the folder of the iteration: --pretrained-checkpoint "
+            f"{c.pretrained_checkpoint}/iter_{c.ckpt_step:07d}"
+        )
     if cfg.ddp.overlap_param_gather and not cfg.ddp.use_distributed_optimizer:
         problems.append("--overlap-param-gather: needs --use-distributed-optimizer")
     if cfg.ddp.overlap_param_gather and not cfg.ddp.overlap_grad_reduce:

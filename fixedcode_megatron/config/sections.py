@@ -227,9 +227,32 @@ class CheckpointConfig:
     save_interval: int | None = option(
         None, "iterations between checkpoints; the last iteration is always saved"
     )
+    async_save: bool = option(
+        False, "write a checkpoint in the background, as it was when it was due, and train on"
+    )
     keep_last_checkpoints: int | None = option(None, "delete all but this many newest checkpoints")
+    save_retain_interval: int | None = option(
+        None,
+        "keep checkpoints of iterations that divide by this for good, and of the others the newest "
+        "(--keep-last-checkpoints of them); a multiple of --save-interval",
+    )
+    verify_integrity: bool = option(
+        False,
+        "save a checksum of each file, and compare it before loading (both read the files again)",
+    )
     ckpt_step: int | None = option(None, "load the checkpoint of this iteration, not the latest")
     finetune: bool = option(False, "load weights only and start at iteration 0")
+    pretrained_checkpoint: str | None = option(
+        None,
+        "folder of checkpoints, or one of them, to take weights from (as --finetune does) while "
+        "--load holds no checkpoint: the same command starts a fine-tuning and continues it",
+    )
+    allow_input_interface_change: bool = option(
+        False,
+        "let --finetune and --pretrained-checkpoint take weights that were trained with another "
+        "--input-interface or token code: all but the input table, which is drawn anew if there is "
+        "one",
+    )
     no_load_optim: bool = option(False, "do not load the optimizer's state")
     no_load_rng: bool = option(False, "do not load the random states")
     no_save_optim: bool = option(False, "do not save the optimizer's state")

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.warm_start import INTERFACE_FLAG
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
     from fixedcode_megatron.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
 
 # What the tensors' shapes follow from.
 _SHAPE = (
@@ -41,29 +45,31 @@ _MEANING = (
 
 
 def check_inputs(
-    trainer: Trainer, common: Mapping[str, Any], path: Path, tokenizer_fingerprint: str | None
-) -> None:
+    trainer: Trainer,
+    common: Mapping[str, Any],
+    path: Path,
+    tokenizer_fingerprint: str | None,
+    weights_only: bool,
+) -> bool:
     """Refuse a checkpoint whose inputs mean something else than this run's.
 
     Parameters
     ----------
     common
         The checkpoint's common state.
+    weights_only
+        A new run starts with its weights: the input interface may then change, if that is asked
+        for; the tokenizer may not.
+
+    Returns
+    -------
+    bool
+        Whether the input interface is the same, table or code.
     """
     if "token_code" not in common:
-        raise UserError(f"{path} was not written by fixedcode-megatron: it names no token code")
-    wanted = trainer.cfg.input.input_interface
-    if common["input_interface"] != wanted:
         raise UserError(
-            f"{path} was trained with --input-interface {common['input_interface']}, "
-            f"this run asks for {wanted}; use the checkpoint's, or another --load"
-        )
-    code = None if trainer.code is None else trainer.code.to_json()
-    if common["token_code"] != code:
-        raise UserError(
-            f"{path} was trained with another token code.\n"
-            f"  checkpoint: {common['token_code']}\n  this run:   {code}\n"
-            "Give the --code-* flags and the vocabulary of the checkpoint, or another --load"
+            f"{path} was not written by fixedcode-megatron: it names no token code. A new run can "
+            "start with its weights: --finetune, or --pretrained-checkpoint in place of --load"
         )
     saved = common["tokenizer_fingerprint"]
     if tokenizer_fingerprint and saved and tokenizer_fingerprint != saved:
@@ -71,11 +77,49 @@ def check_inputs(
             f"{path} was trained with another tokenizer (fingerprint {saved}, "
             f"this run's is {tokenizer_fingerprint}); give the checkpoint's --tokenizer-model"
         )
+    _check_vocabulary(trainer.vocabulary.size, common, path)
+    difference = _difference_of_inputs(trainer, common)
+    if difference is None:
+        return True
+    if weights_only and trainer.cfg.checkpoint.allow_input_interface_change:
+        logger.info("%s %s: all but its input is loaded", path, difference)
+        return False
+    raise UserError(
+        f"{path} {difference}\nUse the checkpoint's input, or another --load. To start a new run "
+        f"with all of its weights but the input table, give {INTERFACE_FLAG} with --finetune or "
+        "--pretrained-checkpoint"
+    )
 
 
-def check_model(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -> None:
+def _check_vocabulary(size: int, common: Mapping[str, Any], path: Path) -> None:
+    """Rows of head and table may be padded differently, but must be those of the same ids."""
+    saved, rows = common.get("vocab_size"), common.get("padded_vocab_size")
+    if (saved and saved != size) or (rows and rows < size):
+        raise UserError(
+            f"{path} was trained with a vocabulary of {saved or rows} ids, this run has {size}; "
+            "give the checkpoint's --tokenizer-model or --vocab-size"
+        )
+
+
+def _difference_of_inputs(trainer: Trainer, common: Mapping[str, Any]) -> str | None:
+    wanted = trainer.cfg.input.input_interface
+    if common["input_interface"] != wanted:
+        return (
+            f"was trained with --input-interface {common['input_interface']}, this run asks for "
+            f"{wanted}"
+        )
+    code = None if trainer.code is None else trainer.code.to_json()
+    if common["token_code"] != code:
+        return (
+            f"was trained with another token code (--code-* flags, vocabulary).\n"
+            f"  checkpoint: {common['token_code']}\n  this run:   {code}"
+        )
+    return None
+
+
+def check_model(cfg: RunConfig, saved: Mapping[str, Any], path: Path, weights_only: bool) -> None:
     """Refuse a checkpoint of another model, naming the flags that differ."""
-    names = _SHAPE if cfg.checkpoint.finetune else _SHAPE + _MEANING
+    names = _SHAPE if weights_only else _SHAPE + _MEANING
     wanted = cfg.to_dict()
     different = [name for name in names if name in saved and saved[name] != wanted[name]]
     if different:

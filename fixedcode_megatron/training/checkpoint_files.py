@@ -12,10 +12,9 @@ import re
 import shutil
 from pathlib import Path
 
-from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.checkpoint_integrity import COMMIT_MARK
 
 TRACKER = "latest_checkpointed_iteration.txt"
-COMMIT_MARK = "metadata.json"
 _ITERATION = re.compile(r"iter_(\d{7,})")
 
 
@@ -30,60 +29,31 @@ def partial_path(root: Path, iteration: int) -> Path:
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a checkpoint was written to its end."""
+    """Whether a checkpoint was written to its end (what happened later, `damage` tells)."""
     return (path / COMMIT_MARK).is_file()
 
 
 def whole_iterations(root: Path) -> list[int]:
-    """Iterations with a whole checkpoint under `root`, ascending."""
+    """Iterations with a completely written checkpoint under `root`, ascending."""
     found = (_ITERATION.fullmatch(entry.name) for entry in root.glob("iter_*"))
     return sorted(int(m[1]) for m in found if m and is_whole(root / m[0]))
 
 
+def unfinished(root: Path) -> list[str]:
+    """Names of the folders that saves have left behind when their job died."""
+    return sorted(entry.name for entry in root.glob(".iter_*.partial"))
+
+
 def read_tracker(root: Path) -> int | None:
-    """Iteration in the tracker file, or None where there is none.
+    """Iteration in the tracker file; None where there is none, or where it holds no number."""
+    text = tracker_text(root)
+    return int(text) if text.isdigit() else None
 
-    Raises
-    ------
-    UserError
-        If the file holds anything but a number.
-    """
+
+def tracker_text(root: Path) -> str:
+    """What the tracker file says, an iteration or `release`; empty where there is none."""
     tracker = root / TRACKER
-    if not tracker.is_file():
-        return None
-    text = tracker.read_text(encoding="utf-8").strip()
-    if not text.isdigit():
-        raise UserError(f"{tracker} holds {text!r}, not an iteration; name one with --ckpt-step")
-    return int(text)
-
-
-def find_checkpoint(root: Path, step: int | None = None) -> Path | None:
-    """The checkpoint to load from `root`: of iteration `step`, else the tracker's.
-
-    Returns
-    -------
-    Path or None
-        None where `root` holds no checkpoint at all.
-
-    Raises
-    ------
-    UserError
-        If iteration `step` is not there, or the tracker names a checkpoint that is not whole.
-    """
-    available = whole_iterations(root) if root.is_dir() else []
-    wanted = step if step is not None else (read_tracker(root) if root.is_dir() else None)
-    if wanted is None and not available:
-        return None
-    listing = ", ".join(map(str, available)) or "none"
-    if wanted is None:
-        raise UserError(
-            f"{root} has no {TRACKER}; name one of its checkpoints with --ckpt-step: {listing}"
-        )
-    path = checkpoint_path(root, wanted)
-    if not is_whole(path):
-        origin = f"--ckpt-step {wanted}" if step is not None else f"{root / TRACKER}"
-        raise UserError(f"{origin}: {path} is not a whole checkpoint; whole ones: {listing}")
-    return path
+    return tracker.read_text("utf-8", errors="replace").strip() if tracker.is_file() else ""
 
 
 def prepare(root: Path, iteration: int) -> Path:
@@ -115,19 +85,34 @@ def publish(root: Path, iteration: int) -> Path:
     return final
 
 
-def remove_old(root: Path, keep: int | None, *, newest: int | None = None) -> None:
-    """Delete what dead runs left behind, and all but `keep` whole checkpoints up to `newest`.
+def remove_old(
+    root: Path, keep: int | None, *, retain_interval: int | None = None, newest: int | None = None
+) -> None:
+    """Delete what dead runs left behind, and whole checkpoints that are no longer wanted.
 
-    Later ones are of a run that was rewound with `--ckpt-step`: they stay until they are replaced,
-    and do not crowd out the ones that this run has made.
+    Call it when the tracker names a whole checkpoint: that one is always kept.
+
+    Parameters
+    ----------
+    keep
+        How many of the newest stay; None keeps all, or one where `retain_interval` is given.
+    retain_interval
+        Checkpoints of iterations that divide by it stay for good (`--save-retain-interval`).
+    newest
+        The current iteration. Later checkpoints are of a run that was rewound with `--ckpt-step`:
+        they stay until they are replaced, and do not crowd out the ones that this run has made.
     """
     for leftover in (*root.glob(".iter_*.partial"), *root.glob(".iter_*.replaced")):
         shutil.rmtree(leftover, ignore_errors=True)
-    if keep is None:
+    if keep is None and retain_interval is None:
         return
     own = [i for i in whole_iterations(root) if newest is None or i <= newest]
-    for iteration in own[:-keep]:
-        shutil.rmtree(checkpoint_path(root, iteration))
+    tracked = read_tracker(root)
+    for iteration in own[: -(keep or 1)]:
+        path = checkpoint_path(root, iteration)
+        retained = iteration == tracked or bool(retain_interval and not iteration % retain_interval)
+        if not retained and not path.is_symlink():  # a link's target is another run's
+            shutil.rmtree(path)
 
 
 def write_atomically(path: Path, text: str) -> None:

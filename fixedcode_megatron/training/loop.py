@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 from fixedcode_megatron.training import phases
-from fixedcode_megatron.training.checkpoint import save_checkpoint
+from fixedcode_megatron.training.checkpoint_save import CheckpointSaver
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
 from fixedcode_megatron.training.metrics import Interval, MetricsLogger
@@ -39,18 +38,13 @@ def train(
         0, or the number of the signal that ended the run early.
     """
     cfg, state = trainer.cfg, trainer.state
-    last_saved = state.iteration
+    saver = CheckpointSaver(trainer, tokenizer_fingerprint=tokenizer_fingerprint)
 
     def save() -> None:
-        nonlocal last_saved
-        if cfg.checkpoint.save and last_saved != state.iteration:
+        if saver.is_wanted:
             trainer.guard.refuse_unsound_state()
-            root = Path(cfg.checkpoint.save)
             with trainer.phases(phases.SAVE):
-                path = save_checkpoint(trainer, root, tokenizer_fingerprint=tokenizer_fingerprint)
-            if trainer.runtime.rank == 0:
-                logger.info("saved checkpoint %s", path)
-            last_saved = state.iteration
+                saver.save()
 
     assert feeds.train is not None
     trainer.set_batch_size()
@@ -71,6 +65,7 @@ def train(
                 metrics.log_interval(interval, feeds.train.take_checksum())
                 interval = Interval()
             interval.pause_clock()
+            saver.poll()
             if _due(state.iteration, cfg.training.eval_interval) or finished(trainer):
                 evaluate_split(trainer, feeds.valid, metrics, "validation", stop)
             if _due(state.iteration, cfg.checkpoint.save_interval):
@@ -82,6 +77,8 @@ def train(
     if interval.iterations:
         metrics.log_interval(interval, feeds.train.take_checksum())
     save()
+    with trainer.phases(phases.SAVE):
+        saver.wait()
     if finished(trainer):
         evaluate_split(trainer, feeds.test, metrics, "test")
     return stop.signal_number

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import torch.distributed as dist
 
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.training.checkpoint_files import find_checkpoint, whole_iterations
+from fixedcode_megatron.training.checkpoint_choice import RELEASE, find_checkpoint
+from fixedcode_megatron.training.checkpoint_files import whole_iterations
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -18,13 +20,28 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def checkpoint_to_load(cfg: RunConfig) -> Path | None:
-    """The checkpoint to continue from; None starts from scratch. Every rank must call it.
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The checkpoint that a run starts with.
+
+    Attributes
+    ----------
+    weights_only
+        Whether it starts a new run, at iteration 0, instead of going on with this one.
+    """
+
+    path: Path
+    weights_only: bool
+
+
+def checkpoint_to_load(cfg: RunConfig) -> Source | None:
+    """The checkpoint to start with; None starts from scratch. Every rank must call it.
 
     Raises
     ------
     UserError
-        If `--load` holds none, or `--save` cannot be written to or holds another run.
+        If `--load` or `--pretrained-checkpoint` holds none, or `--save` cannot be written to or
+        holds another run.
     """
     return first_rank_decides(lambda: _decide(cfg))
 
@@ -46,28 +63,62 @@ def first_rank_decides(work: Callable[[], T]) -> T:
     return outcome[0]  # type: ignore[return-value]
 
 
-def _decide(cfg: RunConfig) -> Path | None:
+def _decide(cfg: RunConfig) -> Source | None:
     options = cfg.checkpoint
-    load = None if options.load is None else Path(options.load)
-    save = None if options.save is None or cfg.training.skip_train else Path(options.save)
+    load, pretrained = _path(options.load), _path(options.pretrained_checkpoint)
+    save = None if cfg.training.skip_train else _path(options.save)
     same = load is not None and save is not None and load.resolve() == save.resolve()
-    path = None if load is None else find_checkpoint(load, options.ckpt_step)
-    if load is not None and path is None and (not same or options.exit_on_missing_checkpoint):
+    _refuse_own_source(cfg, save, same)
+    path = load and find_checkpoint(load, options.ckpt_step, checksums=options.verify_integrity)
+    if path is not None:
+        source = Source(path=path, weights_only=options.finetune)
+        if path.name == RELEASE and not options.finetune:
+            raise UserError(f"--load {load}: {path} holds weights alone; add --finetune")
+    elif pretrained is not None:
+        source = _pretrained(pretrained, checksums=options.verify_integrity)
+    elif load is None or (same and not options.exit_on_missing_checkpoint):
+        source = None
+    else:
         found = "holds no checkpoint" if load.is_dir() else "does not exist"
         raise UserError(
             f"--load {load} {found}; correct the path, leave --load out to start from random "
             "weights, or give the same folder as --save to start now and continue next time"
         )
     if save is not None:
-        if same and options.finetune:
-            raise UserError(
-                f"--finetune with --load and --save {save}: each launch would start at iteration 0 "
-                "and replace what the one before has saved; give the new run another --save"
-            )
         if not same:
             _refuse_another_runs_folder(save)
         _refuse_unwritable(save)
-    return path
+    return source
+
+
+def _path(folder: str | None) -> Path | None:
+    return None if folder is None else Path(folder)
+
+
+def _pretrained(folder: Path, *, checksums: bool) -> Source:
+    path = find_checkpoint(folder, checksums=checksums)
+    if path is None:
+        found = "holds no checkpoint" if folder.is_dir() else "does not exist"
+        raise UserError(f"--pretrained-checkpoint {folder} {found}; correct the path")
+    return Source(path=path, weights_only=True)
+
+
+def _refuse_own_source(cfg: RunConfig, save: Path | None, same: bool) -> None:
+    """A run that starts with weights may neither replace them nor start with them every time."""
+    options = cfg.checkpoint
+    if save is None:
+        return
+    if same and options.finetune:
+        raise UserError(
+            f"--finetune with --load and --save {save}: each launch would start at iteration 0 "
+            "and replace what the one before has saved; give the new run another --save, or name "
+            "the weights with --pretrained-checkpoint and leave --finetune out"
+        )
+    weights = _path(options.pretrained_checkpoint)
+    if weights is not None and save.resolve() in (weights.resolve(), weights.resolve().parent):
+        raise UserError(
+            f"--pretrained-checkpoint {weights} and --save {save}: give the new run another --save"
+        )
 
 
 def _refuse_another_runs_folder(save: Path) -> None:

@@ -215,16 +215,16 @@ def killed_while_saving(argv: list[str], iteration: int, rank: int) -> int:
     import os
     import signal
 
-    from fixedcode_megatron.training import checkpoint
+    from megatron.core import dist_checkpointing
 
-    original = checkpoint._write
+    original = dist_checkpointing.save
 
-    def write(state: Any, path: Any) -> None:
-        if int(os.environ["RANK"]) == rank and f"{iteration:07d}" in str(path):
+    def save(state: Any, path: str, **options: Any) -> Any:
+        if int(os.environ["RANK"]) == rank and f"{iteration:07d}" in path:
             os.kill(os.getpid(), signal.SIGKILL)
-        original(state, path)
+        return original(state, path, **options)
 
-    checkpoint._write = write
+    dist_checkpointing.save = save
     return run_main(argv)
 
 

@@ -80,7 +80,7 @@ SCRIPTS = {
         "ignored": """
             --group-query-attention --log-throughput --log-progress --log-timers-to-tensorboard
             --no-log-loss-scale-to-tensorboard --log-memory-to-tensorboard --dataloader-type
-            --manual-gc --manual-gc-interval --async-save --num-workers
+            --manual-gc --manual-gc-interval --num-workers
             --num-dataset-builder-threads --wandb-save-dir
         """,
         "refused": "--use-rope-scaling --rope-scaling-factor",

@@ -1,0 +1,195 @@
+"""Loading a checkpoint at this or any other parallel layout: to go on, or its weights alone."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from megatron.core import dist_checkpointing
+from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
+from megatron.core.dist_checkpointing.validation import StrictHandling
+from torch.distributed.checkpoint.api import CheckpointException
+
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training import warm_start
+from fixedcode_megatron.training.checkpoint_checks import (
+    check_inputs,
+    check_model,
+    check_optimizer_kind,
+)
+from fixedcode_megatron.training.checkpoint_state import (
+    layout,
+    named_chunks,
+    set_rng_state,
+    sharded_state,
+)
+from fixedcode_megatron.training.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+_EXTRA_STATE = "_extra_state"  # FP8 scaling of Transformer Engine's layers; torch-native have none
+_NOT_WEIGHTS = ("optimizer.", "rng_state", "rerun_state_machine", "common_state")
+
+
+def load_checkpoint(
+    trainer: Trainer,
+    path: Path,
+    *,
+    weights_only: bool = False,
+    tokenizer_fingerprint: str | None = None,
+) -> None:
+    """Bring back a run from the checkpoint in `path`.
+
+    Parameters
+    ----------
+    weights_only
+        Start a new run at iteration 0 with the checkpoint's weights, which may be Megatron-LM's.
+
+    Raises
+    ------
+    UserError
+        If the checkpoint was made with another token code or tokenizer, or its tensors do not fit
+        the model that the flags describe.
+    """
+    common = _common_state(path)
+    if weights_only:
+        common = warm_start.completed(common, path)
+    same_inputs = check_inputs(trainer, common, path, tokenizer_fingerprint, weights_only)
+    check_model(trainer.cfg, common["config"], path, weights_only)
+    if weights_only:
+        _load_weights(trainer, path, with_input=same_inputs)
+    else:
+        _resume(trainer, path, common)
+
+
+def _common_state(path: Path) -> dict[str, Any]:
+    try:
+        return dist_checkpointing.load_common_state_dict(str(path))
+    except Exception as error:  # whatever unpickling raises
+        raise UserError(f"{path} could not be loaded: {error}") from error
+
+
+def _load_weights(trainer: Trainer, path: Path, *, with_input: bool) -> None:
+    wanted = sharded_state(trainer, loading=True, optimizer=False, rng=False)
+    if not with_input:
+        for name, _ in named_chunks(trainer):
+            wanted[name] = warm_start.without_input(wanted[name])
+    loaded = _load(trainer, wanted, path, may_hold_input=not with_input)
+    _set_weights(trainer, loaded)
+    _start_optimizer(trainer)
+
+
+def _resume(trainer: Trainer, path: Path, common: dict[str, Any]) -> None:
+    options = trainer.cfg.checkpoint
+    same_layout = common["layout"] == layout()
+    with_optimizer = not (options.no_load_optim or common["optimizer_absent"])
+    with_rng = not (options.no_load_rng or common["rng_absent"])
+    if with_optimizer:
+        check_optimizer_kind(trainer.cfg, common["config"], path)
+    if with_rng and not same_layout:
+        logger.warning(
+            "%s was saved at layout %s, this run has %s: dropout goes on with fresh random states",
+            path,
+            common["layout"],
+            layout(),
+        )
+    wanted = sharded_state(
+        trainer, loading=True, optimizer=with_optimizer, rng=with_rng and same_layout
+    )
+    loaded = _load(trainer, wanted, path)
+    _set_weights(trainer, loaded)
+    trainer.state.load_dict(common["train_state"])
+    if with_optimizer:
+        _load_optimizer(trainer, loaded["optimizer"], common["opt_param_scheduler"])
+    else:
+        _start_optimizer(trainer)
+    if with_rng and same_layout:
+        set_rng_state(loaded["rng_state"])
+
+
+def _load(
+    trainer: Trainer, wanted: dict[str, Any], path: Path, *, may_hold_input: bool = False
+) -> dict[str, Any]:
+    """Read `wanted` from `path`; refuses weights that one side has and the other lacks."""
+    try:
+        _drop_absent_extra_states(trainer, wanted, path)
+        loaded, only_there, absent = dist_checkpointing.load(
+            wanted, str(path), strict=StrictHandling.RETURN_ALL
+        )
+    except CheckpointingException as error:
+        raise UserError(
+            f"{path} does not fit the model that the flags describe: {error}"
+        ) from error
+    except CheckpointException as error:  # torch's, with each rank's own exception inside
+        causes = {str(cause) for cause, _ in error.failures.values()}
+        raise UserError(
+            f"{path} could not be loaded: {'; '.join(sorted(causes))}. If its content is damaged, "
+            "go back with --ckpt-step; --verify-integrity finds such a one by itself"
+        ) from error
+    lacking: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(lacking, absent)
+    extra = {key for key in only_there if _is_weight(key)}
+    if may_hold_input:
+        extra = {key for key in extra if not warm_start.is_input(key)}
+    for keys, what in ((set().union(*lacking), "has no"), (extra, "holds, and this model not,")):
+        if keys:
+            raise UserError(
+                f"{path} does not fit the model that the flags describe: it {what} "
+                f"{', '.join(sorted(keys))}"
+            )
+    return loaded
+
+
+def _is_weight(key: str) -> bool:
+    return not key.startswith(_NOT_WEIGHTS) and _EXTRA_STATE not in key
+
+
+def _drop_absent_extra_states(trainer: Trainer, wanted: dict[str, Any], path: Path) -> None:
+    """Ask for no FP8 state that the checkpoint lacks (one of torch-native layers, or of BF16)."""
+    present = load_sharded_metadata(str(path))
+    for name, _ in named_chunks(trainer):
+        wanted[name] = {
+            key: value
+            for key, value in wanted[name].items()
+            if not (
+                isinstance(value, ShardedObject)
+                and _EXTRA_STATE in value.key
+                and value.unique_key not in present
+            )
+        }
+
+
+def _set_weights(trainer: Trainer, loaded: dict[str, Any]) -> None:
+    """Take over what was loaded; what was not asked for stays as it is."""
+    for name, chunk in named_chunks(trainer):
+        chunk.load_state_dict(chunk.state_dict() | loaded[name])
+
+
+def _start_optimizer(trainer: Trainer) -> None:
+    """Begin with new moments, from the weights as loaded; the schedule is where the state is."""
+    trainer.state.optimizer_steps = 0
+    trainer.optimizer.reload_model_params()
+    trainer.scheduler.step(increment=trainer.state.consumed_samples)
+
+
+def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> None:
+    with torch.no_grad():  # FP32 weights are their own main weights: leaves, copied into in place
+        trainer.optimizer.load_state_dict(state)
+    # The step count is saved by rank 0 alone, which has none where its stage owns no parameter.
+    steps = trainer.state.optimizer_steps
+    for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
+        for group in optimizer.optimizer.param_groups:
+            if group["params"] and "betas" in group:
+                group["step"] = steps
+    try:
+        trainer.scheduler.load_state_dict(schedule)
+    except AssertionError as error:
+        raise UserError(
+            f"the schedule of the checkpoint differs from the flags: {error}; keep it with "
+            "--use-checkpoint-opt-param-scheduler or change it with --override-opt-param-scheduler"
+        ) from error
