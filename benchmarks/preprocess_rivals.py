@@ -74,7 +74,7 @@ def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
 def _build_engine(folder: str) -> None:
     global _encoder
     from fixedcode_megatron.data.engine_check import candidates
-    from fixedcode_megatron.data.engines import FastEncoder
+    from fixedcode_megatron.data.fast_encoder import FastEncoder
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     tokenizer = build_tokenizer("HuggingFaceTokenizer", folder)
@@ -99,8 +99,7 @@ def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float
     begin, processor = time.monotonic(), time.process_time()
     tokens = 0
     for block in blocks:
-        ids, lengths = _encoder.encode_flat(block)
-        tokens += len(ids) + int(np.count_nonzero(lengths))
+        tokens += len(_encoder.encode_marked(block)[0])
     return tokens, begin, time.monotonic(), time.process_time() - processor
 
 

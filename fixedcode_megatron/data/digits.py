@@ -11,18 +11,11 @@ from __future__ import annotations
 import functools
 import re
 import unicodedata
-from collections.abc import Sequence
 
 import numpy as np
 
-_SPACE, _DIGIT, _NUMERIC, _ODD, _UNKNOWN = 1, 2, 4, 8, 16
-_ASCII = bytes(
-    _SPACE if byte in b"\t\n\x0b\x0c\r " else _DIGIT if 48 <= byte <= 57 else 0
-    for byte in range(256)
-)
-_CUT = bytes([_SPACE, _SPACE, _DIGIT])
-# White_Space outside ASCII.
-_SPACES = (0x85, 0xA0, 0x1680, *range(0x2000, 0x200B), 0x2028, 0x2029, 0x202F, 0x205F, 0x3000)
+_NUMERIC, _UNKNOWN = 1, 2
+_SPACE = np.isin(np.arange(256), list(b"\t\n\x0b\x0c\r "))
 _LAST_NUMERIC = 0x20000  # above: ideographs, tags, private use, or not assigned
 
 
@@ -46,77 +39,67 @@ def is_digits_then_gpt2(tree: dict) -> bool:
 
 
 @functools.cache
-def _classes() -> np.ndarray:
-    """What to do at each code point, uint8 [0x110000]."""
-    table = np.zeros(0x110000, np.uint8)
-    table[:128] = np.frombuffer(_ASCII[:128], np.uint8)
-    category = unicodedata.category
-    for code in range(0x80, _LAST_NUMERIC):
-        if (kind := category(chr(code)))[0] == "N":
-            table[code] = _NUMERIC | _ODD
-        elif kind == "Cn":  # newer Unicode versions may have made it a number
-            table[code] = _UNKNOWN
-    table[list(_SPACES)] = _SPACE | _ODD
-    table[_LAST_NUMERIC:0xE0000] = 0
-    return table
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    """Which characters outside ASCII matter, and how their UTF-8 begins.
+
+    Returns
+    -------
+    classes
+        `_NUMERIC`, `_UNKNOWN` or 0 of each code point, uint8 [0x110000].
+    pairs
+        Whether a character that matters begins with this pair of bytes, bool [65536].
+    """
+    codes = np.arange(0x80, _LAST_NUMERIC)
+    kinds = np.array([unicodedata.category(chr(code)) for code in codes.tolist()])
+    classes = np.zeros(0x110000, np.uint8)
+    classes[codes[np.char.startswith(kinds, "N")]] = _NUMERIC
+    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
+    odd = np.flatnonzero(classes)
+    pairs = np.zeros(1 << 16, bool)
+    for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
+        some, odd = odd[odd < end], odd[odd >= end]
+        pairs[((lead | (some >> (shift + 6))) << 8) | 0x80 | ((some >> shift) & 0x3F)] = True
+    return classes, pairs
 
 
-class DigitCutter:
-    """Cuts documents so that GPT-2's splitting of the pieces equals digits-first splitting."""
+def find_cuts(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Where to cut UTF-8 text so that GPT-2's splitting of the pieces is digits-first splitting.
 
-    def cut(self, texts: Sequence[str]) -> tuple[list[bytes], np.ndarray, set[int]]:
-        """Pieces of all documents, as UTF-8.
+    A cut before a digit is never wrong. It is needed after two white spaces, and made after every
+    character outside ASCII, which may be one.
 
-        Returns
-        -------
-        pieces
-            One or more for each document, in order.
-        counts
-            Number of pieces of each document, int64 [texts].
-        unknown
-            Documents that hold characters this Python's Unicode tables lack.
-        """
-        pieces: list[bytes] = []
-        counts = np.ones(len(texts), np.int64)
-        unknown: set[int] = set()
-        for i, text in enumerate(texts):
-            if not text.isascii():
-                classes = _classes()[np.frombuffer(text.encode("utf-32-le"), "<u4")]
-                highest = classes.max()
-                if highest >= _UNKNOWN:
-                    unknown.add(i)
-                if highest >= _ODD:
-                    counts[i] = _cut_unicode(text, classes, pieces)
-                    continue
-            counts[i] = _cut_ascii(text.encode(), pieces)
-        return pieces, counts, unknown
-
-
-def _cut_ascii(data: bytes, pieces: list[bytes]) -> int:
-    """Cut where only ASCII characters matter."""
-    classes = data.translate(_ASCII)
-    found = classes.find(_CUT)
-    begin, count = 0, 1
-    while found >= 0:
-        pieces.append(data[begin : found + 2])
-        begin = found + 2
-        count += 1
-        found = classes.find(_CUT, begin)
-    pieces.append(data[begin:])
-    return count
+    Returns
+    -------
+    cuts
+        Offsets, int64, increasing.
+    unknown
+        Offsets of characters that this Python's Unicode tables lack.
+    """
+    data = np.frombuffer(text, np.uint8)
+    digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
+    last, before = data[digits - 1], data[digits - 2]
+    cuts = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
+    leads = np.flatnonzero(data >= 0xC2)
+    if len(leads) == 0:
+        return cuts, leads
+    classes, pairs = _tables()
+    hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]]]
+    codes, widths = _characters(data, hits)
+    kinds = classes[codes]
+    numeric = kinds == _NUMERIC
+    if numeric.any():
+        starts = hits[numeric]
+        cuts = np.unique(np.concatenate((cuts, starts, starts + widths[numeric])))
+    return cuts, hits[kinds == _UNKNOWN]
 
 
-def _cut_unicode(text: str, classes: np.ndarray, pieces: list[bytes]) -> int:
-    """Cut around every numeric character outside ASCII, and before digits after 2 spaces."""
-    space = (classes & _SPACE) > 0
-    numeric = (classes & _NUMERIC) > 0
-    before = numeric.copy()
-    before[1:] |= numeric[:-1]
-    before[2:] |= ((classes[2:] & _DIGIT) > 0) & space[1:-1] & space[:-2]
-    before[0] = False
-    ends = [*np.flatnonzero(before).tolist(), len(text)]
-    begin = 0
-    for end in ends:
-        pieces.append(text[begin:end].encode())
-        begin = end
-    return len(ends)
+def _characters(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Code points of the characters outside ASCII that begin at `places`, and their bytes."""
+    first = data[places].astype(np.int64)
+    widths = 2 + (first >= 0xE0) + (first >= 0xF0)
+    codes = first & (0x7F >> widths)
+    for i in range(1, 4):
+        inside = i < widths
+        following = data[np.where(inside, places + i, 0)] & 0x3F
+        codes = np.where(inside, (codes << 6) | following, codes)
+    return codes, widths

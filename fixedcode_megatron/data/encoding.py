@@ -12,7 +12,8 @@ import numpy as np
 
 from fixedcode_megatron.data.documents import Rejected
 from fixedcode_megatron.data.engine_check import Sample, compare
-from fixedcode_megatron.data.engines import EnginePlan, FastEncoder
+from fixedcode_megatron.data.engines import EnginePlan
+from fixedcode_megatron.data.fast_encoder import FastEncoder
 from fixedcode_megatron.data.sentences import make_splitter
 from fixedcode_megatron.data.sources import Payload
 from fixedcode_megatron.data.tokenizers import build_tokenizer
@@ -68,11 +69,14 @@ class EncodedColumn:
         Of each sequence, int32; without sentence splitting a sequence is a document.
     sequences
         With sentence splitting, each document's number of sequences, int32; else None.
+    ended
+        Whether the EOD id is there already.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
     sequences: np.ndarray | None = None
+    ended: bool = False
 
 
 @dataclass
@@ -121,7 +125,8 @@ class BlockEncoder:
         counts["empty"] = self._drop_empty(columns)
         if self._spec.eod is not None:
             for column in columns:
-                _append(column, self._spec.eod)
+                if not column.ended:
+                    _append(column, self._spec.eod)
         return EncodedBlock(columns, rejected, +counts, records.lines)
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
@@ -130,7 +135,16 @@ class BlockEncoder:
             split = [self._split(text) for text in texts]
             sequences = np.fromiter(map(len, split), np.int32, len(split))
             texts = [sentence for sentences in split for sentence in sentences]
-        ids, lengths = self._fast.encode_flat(texts) if self._fast else self._encode_slowly(texts)
+        if self._fast is None:
+            ids, lengths = self._encode_slowly(texts)
+        else:
+            ids, ends = self._fast.encode_marked(texts)
+            lengths = np.diff(ends, prepend=-1)
+            if self._spec.eod is not None and sequences is None and (lengths > 1).all():
+                ids = ids.astype(self._spec.dtype)
+                ids[ends] = self._spec.eod
+                return EncodedColumn(ids, lengths.astype(np.int32), ended=True)
+            ids, lengths = np.delete(ids, ends), lengths - 1
         column = EncodedColumn(ids.astype(self._spec.dtype), lengths.astype(np.int32), sequences)
         if sequences is not None:  # a sentence without a token is no sequence
             documents = np.repeat(np.arange(len(sequences)), sequences)
@@ -161,7 +175,8 @@ class BlockEncoder:
         if self._fast is None or before < _AUDIT_AFTER or not texts:
             return
         text = texts[before % len(texts)][:_AUDIT_CHARACTERS]
-        compare(self._tokenizer(), [text], *self._fast.encode_flat([text]))
+        expected = self._tokenizer().encode_batch([text])
+        compare([text], expected, *self._fast.encode_flat([text]))
 
     @staticmethod
     def _drop_empty(columns: list[EncodedColumn]) -> int:

@@ -1,14 +1,14 @@
 """Fast BPE libraries as engines of a tokenizer, where they give the ids of HF tokenizers.
 
-An engine gets the tokenizer as a `tokenizer.json` without special tokens, one document at a time,
-and works on the calling thread alone. Whether its ids are right is for `engine_check` to say.
+An engine gets the tokenizer as a `tokenizer.json` and works on the calling thread alone. Many
+documents are one call: after each stands a marker, a special token of ours, made of two characters
+that no text should hold. Whether the ids are right is for `engine_check` to say.
 """
 
 from __future__ import annotations
 
-import functools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -16,12 +16,14 @@ from pathlib import Path
 import numpy as np
 import orjson
 
-from fixedcode_megatron.data.digits import DigitCutter, is_digits_then_gpt2
+from fixedcode_megatron.data.digits import is_digits_then_gpt2
 from fixedcode_megatron.data.tokenizers import Tokenizer
 
 ENGINES = ("gigatoken", "fastokens")
 # Bytes that an engine's cache of words may add before it is built anew.
 _CACHE_BYTES = 96 << 20
+# Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.
+END, CUT = "\U0010fffe\U0010ffff", "\U0010ffff\U0010fffe"
 
 
 class EngineError(Exception):
@@ -33,13 +35,13 @@ class EngineMismatch(Exception):
 
 
 class Engine(ABC):
-    """Encodes documents; `missing` ids stand for bytes that the vocabulary lacks."""
+    """Encodes text of many documents."""
 
     name: str
 
     @abstractmethod
-    def encode_flat(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        """Ids of all texts (UTF-8), uint32 [n], and their number in each text, int64 [texts]."""
+    def encode(self, text: bytes) -> np.ndarray:
+        """Ids of UTF-8 text, uint32 [n]."""
 
 
 class _Gigatoken(Engine):
@@ -53,17 +55,14 @@ class _Gigatoken(Engine):
         self._build()
 
     def _build(self) -> None:
-        # One call per document returns a numpy array; the batch calls import awkward, a second.
+        # This call returns a numpy array; the batch calls import awkward, a second.
         self._encode = self._library.Tokenizer.from_json(self._definition)._backend.encode
         self._limit: int | None = None
 
-    def encode_flat(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        encode = self._encode
-        pieces = [encode(text) for text in texts]
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        flat = np.concatenate(pieces) if pieces else np.empty(0, np.uint32)
+    def encode(self, text: bytes) -> np.ndarray:
+        ids = self._encode(text)
         self._bound_cache()
-        return flat, lengths
+        return ids
 
     def _bound_cache(self) -> None:
         used = _resident_bytes()
@@ -80,10 +79,8 @@ class _Fastokens(Engine):
         library = import_module("fastokens")
         self._inner = library.Tokenizer.from_json_str(definition)
 
-    def encode_flat(self, texts: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        ids, ends = self._inner.encode_batch_flat([str(text, "utf-8") for text in texts])
-        lengths = np.diff(np.frombuffer(ends, "<u8").astype(np.int64))
-        return np.frombuffer(ids, "<u4"), lengths
+    def encode(self, text: bytes) -> np.ndarray:
+        return np.frombuffer(self._inner.encode_batch_flat([str(text, "utf-8")])[0], "<u4")
 
 
 _BUILDERS: dict[str, Callable[[str], Engine]] = {"gigatoken": _Gigatoken, "fastokens": _Fastokens}
@@ -108,9 +105,10 @@ class EnginePlan:
     definition
         A `tokenizer.json` that the engine can do.
     cut_digits
-        Whether documents are cut first, see `DigitCutter`.
+        Whether documents are cut first, see `find_cuts`.
     first_missing
-        Ids from here on stand for bytes that the vocabulary lacks.
+        256 ids from here on stand for bytes that the vocabulary lacks; then come the end of a
+        document and a cut.
     """
 
     engine: str
@@ -136,78 +134,27 @@ def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
     if cut_digits:
         tree["pre_tokenizer"] = tree["pre_tokenizer"]["pretokenizers"][1]
     _add_missing_bytes(tree, tokenizer.vocab_size)
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    for id_, content in enumerate((END, CUT), start=tokenizer.vocab_size + 256):
+        tree["added_tokens"].append({"id": id_, "content": content, "special": True, **flags})
     return EnginePlan(engine, orjson.dumps(tree), cut_digits, tokenizer.vocab_size)
 
 
-class FastEncoder:
-    """A tokenizer's ids by an engine, with HF tokenizers for the documents the engine cannot do.
-
-    Those are: bytes for which the vocabulary has no id (HF tokenizers drops them; here they get
-    ids past the vocabulary, and such a document is encoded again), and characters that this
-    Python's Unicode tables do not know.
-
-    Parameters
-    ----------
-    plan
-        See `plan_engine`.
-    tokenizer
-        Builds the tokenizer itself; called when it is first needed.
+def build_engine(plan: EnginePlan) -> Engine:
+    """The engine of a plan.
 
     Raises
     ------
     EngineError
         If the engine is not installed or cannot do this tokenizer.
     """
-
-    def __init__(self, plan: EnginePlan, tokenizer: Callable[[], Tokenizer]) -> None:
-        self._cutter = DigitCutter() if plan.cut_digits else None
-        self._first_missing = plan.first_missing
-        try:
-            self._engine = _BUILDERS[plan.engine](plan.definition.decode())
-        except ImportError as error:
-            raise EngineError(
-                f"{plan.engine} is not installed: pip install {plan.engine}"
-            ) from error
-        except Exception as error:  # each library raises its own kinds
-            first = str(error).strip().splitlines() or [type(error).__name__]
-            raise EngineError(f"{plan.engine} cannot read this tokenizer: {first[0]}") from error
-        self.tokenizer = functools.cache(tokenizer)
-
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As `Tokenizer.encode_flat`."""
-        if self._cutter is None:
-            flat, lengths = self._run([text.encode() for text in texts])
-            slow: set[int] = set()
-        else:
-            pieces, counts, slow = self._cutter.cut(texts)
-            flat, piece_lengths = self._run(pieces)
-            begins = np.cumsum(counts) - counts
-            lengths = np.add.reduceat(piece_lengths, begins) if len(pieces) else counts
-        if len(flat) and int(flat.max()) >= self._first_missing:
-            unknown = np.flatnonzero(flat >= self._first_missing)
-            slow |= set(np.searchsorted(np.cumsum(lengths), unknown, side="right").tolist())
-        return self._replace(flat, lengths, texts, slow) if slow else (flat, lengths)
-
-    def _run(self, pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
-        try:
-            return self._engine.encode_flat(pieces)
-        except (KeyboardInterrupt, SystemExit, MemoryError):
-            raise
-        except BaseException as error:  # a panic of a Rust library is no Exception
-            raise EngineMismatch(f"it failed on a document ({error})") from error
-
-    def _replace(
-        self, flat: np.ndarray, lengths: np.ndarray, texts: Sequence[str], slow: set[int]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Put HF tokenizers' ids in the place of those of the `slow` documents."""
-        chosen = sorted(slow)
-        encoded = self.tokenizer().encode_batch([texts[i] for i in chosen])
-        pieces = np.split(flat, np.cumsum(lengths)[:-1])
-        lengths = lengths.copy()
-        for i, ids in zip(chosen, encoded, strict=True):
-            pieces[i] = np.array(ids, np.uint32)
-            lengths[i] = len(ids)
-        return np.concatenate(pieces), lengths
+    try:
+        return _BUILDERS[plan.engine](plan.definition.decode())
+    except ImportError as error:
+        raise EngineError(f"{plan.engine} is not installed: pip install {plan.engine}") from error
+    except Exception as error:  # each library raises its own kinds
+        first = str(error).strip().splitlines() or [type(error).__name__]
+        raise EngineError(f"{plan.engine} cannot read this tokenizer: {first[0]}") from error
 
 
 def _add_missing_bytes(tree: dict, first_free: int) -> None:

@@ -186,17 +186,19 @@ class _Run:
                 sent.append(replace(item, payload=Lines(b"", first=False)))
                 yield item.payload
 
+        pool.start(make_encoder, (self._spec(plan),))
+        expected = self.tokenizer.encode_batch(sample) if sample else []  # while workers start
         with ExitStack() as stack:
             progress = stack.enter_context(
                 ByteProgress(
                     self.inputs.total_bytes, self.options.progress, self.options.log_interval
                 )
             )
-            results = pool.map(make_encoder, (self._spec(plan),), payloads())
+            results = pool.map(payloads())
             stack.callback(results.close)
             if sample:
                 (encoded,) = next(results).columns
-                compare(self.tokenizer, sample, encoded.ids, encoded.lengths)
+                compare(sample, expected, encoded.ids, encoded.lengths)
             for block in results:
                 item = sent.popleft()
                 before = output.num_tokens

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
     writes
         Whether to say, when it fails, that no output was left.
     """
+    gc.set_threshold(100_000)  # tokenizers are many objects and no cycles
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     nothing = "; nothing was left at the output prefix" if writes else ""
 

@@ -1,7 +1,8 @@
 """An ordered pool of worker processes that notices when one of them dies.
 
-Workers are fresh interpreters that talk over pipes: nothing is forked, so no lock of a tokenizer's
-threads is ever copied in a locked state, and the caller's main module is not imported again.
+The caller is never forked, so no lock of its threads is ever copied in a locked state, and its
+main module is not imported again. It starts one fresh interpreter, the template, which loads what
+the work needs and then forks the workers: they share it, and start at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import signal
 import struct
 import subprocess
 import sys
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
 
-_FRAME = struct.Struct("<Q")
+_SIZE = struct.Struct("<Q")
 
 
 def available_cores() -> int:
@@ -38,7 +38,7 @@ class WorkerDied(UserError):
 
 
 class WorkerPool:
-    """Worker processes, started at once so that they boot while the caller prepares their work.
+    """Worker processes. The template boots at once, while the caller prepares the work.
 
     Parameters
     ----------
@@ -47,52 +47,57 @@ class WorkerPool:
     """
 
     def __init__(self, workers: int) -> None:
-        self._workers = [_Worker() for _ in range(workers)]
+        self._template = _Template(workers) if workers else None
+        self._make: Callable[[], Callable[[Any], Any]] | None = None
 
-    def close(self) -> None:
-        """End all workers."""
-        for worker in self._workers:
-            worker.end()
-
-    def map(
-        self,
-        make_function: Callable[..., Callable[[Any], Any]],
-        arguments: tuple,
-        items: Iterable[Any],
-    ) -> Generator[Any, None, None]:
-        """Yield `make_function(*arguments)(item)` for every item, in the order of the items.
-
-        Call it once.
+    def start(self, make_function: Callable[..., Callable[[Any], Any]], arguments: tuple) -> None:
+        """Name the work; the template goes on with it while the caller does other things.
 
         Parameters
         ----------
         make_function
-            A function of a module, called once in each worker.
+            A function of a module; it returns what is called for each item.
         arguments
             Its arguments, picklable.
+        """
+        self._make = lambda: make_function(*arguments)
+        if self._template is not None:
+            self._template.start((make_function, arguments))
+
+    def close(self) -> None:
+        """End all workers."""
+        if self._template is not None:
+            self._template.end()
+
+    def map(self, items: Iterable[Any]) -> Generator[Any, None, None]:
+        """Yield the function's answer to every item, in the order of the items. Call it once.
+
+        Parameters
+        ----------
         items
-            Consumed as needed: at most 2 per worker are under way at any time.
+            Consumed as needed: at most 3 per worker are under way at any time.
 
         Raises
         ------
         WorkerDied
             If a worker was killed or broke off.
         Exception
-            Whatever the function raised.
+            Whatever the function, or the making of it, raised.
         """
-        if not self._workers:
-            function = make_function(*arguments)
+        assert self._make is not None
+        if self._template is None:
+            function = self._make()
             for item in items:
                 yield function(item)
             return
-        task = pickle.dumps((make_function, arguments), protocol=pickle.HIGHEST_PROTOCOL)
-        idle = deque(self._workers)  # popped and appended by threads; both are atomic
-        executor = ThreadPoolExecutor(len(self._workers), thread_name_prefix="worker")
+        workers = self._template.workers
+        idle = deque(workers)  # popped and appended by threads; both are atomic
+        executor = ThreadPoolExecutor(len(workers), thread_name_prefix="worker")
 
         def call(item: Any) -> Any:
             worker = idle.popleft()
             try:
-                return worker.call(task, item)
+                return worker.call(item)
             finally:
                 idle.append(worker)
 
@@ -100,22 +105,21 @@ class WorkerPool:
         try:
             for item in items:
                 pending.append(executor.submit(call, item))
-                if len(pending) >= 2 * len(self._workers):
+                if len(pending) >= 3 * len(workers):
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
         finally:
             for future in pending:
                 future.cancel()
-            for worker in self._workers:
-                worker.end()
+            self._template.end()
             executor.shutdown(wait=True, cancel_futures=True)
 
 
-class _Worker:
-    """One interpreter that runs `main()` of this module."""
+class _Template:
+    """The interpreter that runs `worker_process.main`, and the pipes of the workers it forks."""
 
-    def __init__(self) -> None:
+    def __init__(self, workers: int) -> None:
         root = str(Path(__file__).resolve().parents[2])
         paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
         environment = {
@@ -125,109 +129,103 @@ class _Worker:
             "RAYON_NUM_THREADS": "1",
             "OPENBLAS_NUM_THREADS": "1",
         }
+        pipes = [(*os.pipe(), *os.pipe()) for _ in range(workers)]
+        theirs = [end for request, _, _, answer in pipes for end in (request, answer)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "fixedcode_megatron.data.workers"],
+            [sys.executable, "-m", "fixedcode_megatron.data.worker_process", *map(str, theirs)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            pass_fds=theirs,
             env=environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
         )
-        for pipe in (self._process.stdin, self._process.stdout):
-            _widen(pipe)
-        self._lock = threading.Lock()
-        self._has_task = False
+        for end in theirs:
+            os.close(end)
+        self.workers = [_Worker(self, write, read) for _, write, read, _ in pipes]
 
-    def call(self, task: bytes, item: Any) -> Any:
-        """The function's answer to `item`; the worker builds the function at its first call."""
-        try:
-            if not self._has_task:
-                self._send(task)
-                self._has_task = True
-            self._send(pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL))
-            assert self._process.stdout is not None
-            answer = _receive(self._process.stdout)
-        except (BrokenPipeError, EOFError, ValueError) as error:
-            raise WorkerDied(f"a worker process {self._how_it_ended()}") from error
-        ok, value = pickle.loads(answer)
-        if not ok:
-            raise value
-        return value
-
-    def _send(self, payload: bytes) -> None:
+    def start(self, task: Any) -> None:
         assert self._process.stdin is not None
-        _send(self._process.stdin, payload)
+        with contextlib.suppress(BrokenPipeError):  # the first call says why
+            send(self._process.stdin, task)
 
-    def _how_it_ended(self) -> str:
-        code = self._process.wait(timeout=30)
+    def how_it_ended(self) -> str:
+        """What became of a worker, or of the template itself."""
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        code = int(line) if line.strip() else self._process.wait(timeout=30)
         if code < 0:
             name = signal.Signals(-code).name
             return f"was killed by {name} (out of memory?): run again, perhaps with fewer --workers"
         return f"ended with exit code {code}: see its message above"
 
     def end(self) -> None:
-        with self._lock:
-            if self._process.poll() is None:
-                self._process.kill()
+        """End the workers and wait for them."""
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
 
 
-def _widen(pipe: Any) -> None:
+class _Worker:
+    """The parent's ends of a worker's pipes."""
+
+    def __init__(self, template: _Template, requests: int, answers: int) -> None:
+        for end in (requests, answers):
+            _widen(end)
+        self._template = template
+        self._requests, self._answers = os.fdopen(requests, "wb"), os.fdopen(answers, "rb")
+
+    def call(self, item: Any) -> Any:
+        """The function's answer to `item`."""
+        try:
+            send(self._requests, item)
+            ok, value = receive(self._answers)
+        except (BrokenPipeError, EOFError, ValueError) as error:
+            how = self._template.how_it_ended()
+            raise WorkerDied(f"a worker process {how}") from error
+        if not ok:
+            raise value
+        return value
+
+
+def _widen(pipe: int) -> None:
     """Let a pipe hold a megabyte, where the system can: fewer switches between processes."""
     if hasattr(fcntl, "F_SETPIPE_SZ"):
         with contextlib.suppress(OSError):
             fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, 1 << 20)
 
 
-def _send(stream: IO[bytes], payload: bytes) -> None:
-    stream.write(_FRAME.pack(len(payload)))
-    stream.write(payload)
+def send(stream: IO[bytes], value: Any) -> None:
+    """Write an object; arrays in it are not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    head = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    parts: list[bytes | memoryview] = [head, *(buffer.raw() for buffer in buffers)]
+    stream.write(_SIZE.pack(len(parts)))
+    stream.write(b"".join(_SIZE.pack(len(part)) for part in parts))
+    for part in parts:
+        stream.write(part)
     stream.flush()
 
 
-def _receive(stream: IO[bytes]) -> bytes:
-    head = stream.read(_FRAME.size)
-    if len(head) < _FRAME.size:
+def receive(stream: IO[bytes]) -> Any:
+    """Read an object that `send` wrote.
+
+    Raises
+    ------
+    EOFError
+        If the other side is gone.
+    """
+    (count,) = _SIZE.unpack(_read(stream, _SIZE.size))
+    sizes = _read(stream, count * _SIZE.size)
+    head, *buffers = (_read(stream, size) for (size,) in _SIZE.iter_unpack(sizes))
+    return pickle.loads(head, buffers=buffers)
+
+
+def _read(stream: IO[bytes], size: int) -> bytearray:
+    data = bytearray(size)
+    if stream.readinto(data) < size:  # type: ignore[attr-defined]
         raise EOFError
-    (size,) = _FRAME.unpack(head)
-    payload = stream.read(size)
-    if len(payload) < size:
-        raise EOFError
-    return payload
-
-
-def main() -> None:
-    """Serve calls until the parent closes the pipe, or is gone."""
-    import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
-
-    requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
-    function: Callable | None = None
-    failure: Exception | None = None
-    try:
-        make_function, arguments = pickle.loads(_receive(requests))
-    except EOFError:
-        return
-    try:
-        function = make_function(*arguments)
-    except Exception as error:
-        failure = error
-    while True:
-        try:
-            item = pickle.loads(_receive(requests))
-        except EOFError:
-            return
-        try:
-            if failure is not None:
-                raise failure
-            assert function is not None
-            answer = (True, function(item))
-        except Exception as error:
-            answer = (False, error)
-        try:
-            _send(answers, pickle.dumps(answer, protocol=pickle.HIGHEST_PROTOCOL))
-        except BrokenPipeError:
-            return
-
-
-if __name__ == "__main__":
-    main()
+    return data

@@ -209,15 +209,23 @@ def start_long_run(tmp_path, tokenizer):
     )
     pipe = open(tmp_path / "x.jsonl", "wb")  # noqa: SIM115
     deadline = time.monotonic() + 60
-    while len(children := child_ids(parent.pid)) < 2:
+    while len(workers := worker_ids(parent.pid)) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    return parent, children, pipe
+    return parent, workers, pipe
 
 
-def child_ids(parent):
-    listing = Path(f"/proc/{parent}/task/{parent}/children")
-    return [int(child) for child in listing.read_text().split()]
+def worker_ids(parent):
+    """The parent starts the template, which forks the workers."""
+    return [worker for template in child_ids(parent) for worker in child_ids(template)]
+
+
+def child_ids(process):
+    try:
+        listing = Path(f"/proc/{process}/task/{process}/children").read_text()
+    except OSError:
+        return []
+    return [int(child) for child in listing.split()]
 
 
 def feed_until_end(parent, pipe):

@@ -68,8 +68,9 @@ def assert_same_output(folder, out):
         assert (out / name).read_bytes() == (folder / "whole" / name).read_bytes(), name
 
 
-def children(parent):
-    return [int(c) for c in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+def children(process):
+    listing = Path(f"/proc/{process}/task/{process}/children").read_text()
+    return [int(child) for child in listing.split()]
 
 
 @contextlib.contextmanager
@@ -95,7 +96,8 @@ def interrupt(folder, out, how, after):
             seen.add(state.stat().st_mtime_ns)
         time.sleep(0.001)
     if how == "worker":
-        os.kill(children(process.pid)[0], signal.SIGKILL)
+        (template,) = children(process.pid)
+        os.kill(children(template)[0], signal.SIGKILL)
     else:
         process.send_signal(how)
     _, message = process.communicate(timeout=60)

@@ -1,24 +1,26 @@
 """Fast engines: ids equal to HF tokenizers', or not used."""
 
+import itertools
 import json
 import random
 
-import numpy as np
 import pytest
 import tokenizers
 from tokenizers import pre_tokenizers
 
 from fixedcode_megatron.data import engine_check, engines
-from fixedcode_megatron.data.digits import DigitCutter, is_digits_then_gpt2
+from fixedcode_megatron.data.digits import find_cuts, is_digits_then_gpt2
 from fixedcode_megatron.data.engine_check import candidates, compare, probes
 from fixedcode_megatron.data.engines import (
+    CUT,
+    END,
     ENGINES,
     EngineError,
     EngineMismatch,
     EnginePlan,
-    FastEncoder,
     plan_engine,
 )
+from fixedcode_megatron.data.fast_encoder import FastEncoder
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
@@ -69,7 +71,7 @@ def test_ids_equal_those_of_hf_tokenizers(tmp_path, engine, digits, missing):
     plan = plan_engine(tokenizer, engine)
     assert plan.cut_digits == digits and plan.first_missing == tokenizer.vocab_size
     flat, lengths = FastEncoder(plan, lambda: tokenizer).encode_flat(texts)
-    compare(tokenizer, texts, flat, lengths)
+    compare(texts, tokenizer.encode_batch(texts), flat, lengths)
     expected = [i for ids in tokenizer.encode_batch(texts) for i in ids]
     assert flat.tolist() == expected and int(lengths.sum()) == len(expected)
     if missing:  # HF tokenizers drops such a byte; the engine's document was encoded again
@@ -103,19 +105,46 @@ def test_added_tokens_that_are_not_special(tmp_path, engine):
     texts = [text for text in probes(tokenizer.added_spellings) if "<tag>" in text]
     assert any(inner.token_to_id("<tag>") in ids for ids in tokenizer.encode_batch(texts))
     encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: tokenizer)
-    compare(tokenizer, texts, *encoder.encode_flat(texts))
+    compare(texts, tokenizer.encode_batch(texts), *encoder.encode_flat(texts))
 
 
-def test_where_documents_are_cut():
-    cut = DigitCutter().cut
-    texts = ["a1 2", "a  1  2", "x½y", "\u00a0\u00a03", "é 1", "", "a\u2003 1"]
-    pieces, counts, unknown = cut(texts)
-    found = np.split(np.array(pieces, dtype=object), np.cumsum(counts)[:-1])
-    assert ["|".join(p.decode() for p in part) for part in found] == [
-        "a1 2", "a  |1  |2", "x|½|y", "\u00a0\u00a0|3", "é 1", "", "a\u2003 |1",
-    ]  # fmt: skip
-    assert unknown == set()
-    assert cut(["\U0001fae9\u0378 1"])[2] == {0}  # U+0378 is no character yet
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("a1 2", "a1 2"),
+        ("a  1  2", "a  |1  |2"),
+        ("\t 1\n\n2 3", "\t |1\n\n|2 3"),
+        ("x½y", "x|½|y"),
+        ("²③ Ⅷ", "|²|③| |Ⅷ|"),
+        ("𝟙a𐄇", "|𝟙|a|𐄇|"),
+        ("\u00a0\u00a03", "\u00a0\u00a0|3"),
+        ("é1 é 1", "é|1 é |1"),  # not needed, and no harm
+        ("a\u2003 1", "a\u2003 |1"),
+        ("1", "1"),
+        ("", ""),
+    ],
+)
+def test_where_documents_are_cut(text, pieces):
+    data = text.encode()
+    cuts, unknown = find_cuts(data)
+    bounds = [0, *cuts.tolist(), len(data)]
+    assert "|".join(data[a:b].decode() for a, b in itertools.pairwise(bounds)) == pieces
+    assert len(unknown) == 0
+
+
+def test_characters_that_this_python_does_not_know_are_named():
+    assert find_cuts("é\u0378 1".encode())[1].tolist() == [2]  # U+0378 is none yet
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("digits", [False, True])
+def test_texts_that_hold_the_markers(tmp_path, engine, digits):
+    tokenizer = make(tmp_path / "t", digits=digits)
+    first, second = END
+    texts = ["the fox", END, f"a{END}b  1", CUT, first, f"12{second}", f"{first}{CUT}", "", "½"]
+    for order in (texts, texts[::-1], [END, "", END], [first, second]):
+        encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: tokenizer)
+        compare(order, tokenizer.encode_batch(order), *encoder.encode_flat(order))
 
 
 def test_digits_are_only_cut_where_no_token_joins_them(tmp_path):
@@ -130,10 +159,10 @@ def test_a_difference_is_found_and_named(tmp_path):
     tokenizer = make(tmp_path / "t", digits=False)
     texts = ["fine", "the quick"]
     flat, lengths = tokenizer.encode_flat(texts)
-    compare(tokenizer, texts, flat, lengths)
+    compare(texts, tokenizer.encode_batch(texts), flat, lengths)
     flat[-1] += 1
     with pytest.raises(EngineMismatch, match=r"begins 'the quick' \(token \d+"):
-        compare(tokenizer, texts, flat, lengths)
+        compare(texts, tokenizer.encode_batch(texts), flat, lengths)
 
 
 def test_which_engines_are_tried(tmp_path):

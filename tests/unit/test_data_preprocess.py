@@ -70,15 +70,16 @@ class WrongEngine(engines.Engine):
     def __init__(self, inner, after, crash=False):
         self.inner, self.after, self.crash = inner, after, crash
 
-    def encode_flat(self, texts):
-        encoded = [self.inner.encode(t.decode(), add_special_tokens=False).ids for t in texts]
+    def encode(self, text):
+        texts = text.decode().split(engines.END)[:-1]
+        encoded = [self.inner.encode(t, add_special_tokens=False).ids for t in texts]
         self.after -= len(texts)
         if self.after < 0 and encoded[-1]:
             if self.crash:
                 raise RuntimeError("panicked")
             encoded[-1][-1] = 255
-        flat = np.array([i for ids in encoded for i in ids], np.uint32)
-        return flat, np.array([len(ids) for ids in encoded])
+        end = self.inner.get_vocab_size() + 256
+        return np.array([i for ids in encoded for i in (*ids, end)], np.uint32)
 
 
 @pytest.mark.parametrize("crash", [False, True])

@@ -1,0 +1,129 @@
+"""A tokenizer's ids by an engine, see `engines.py`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from fixedcode_megatron.data.digits import find_cuts
+from fixedcode_megatron.data.engines import (
+    CUT,
+    END,
+    EngineMismatch,
+    EnginePlan,
+    build_engine,
+)
+from fixedcode_megatron.data.tokenizers import Tokenizer
+
+_END_BYTES, _CUT_BYTES = END.encode(), CUT.encode()
+
+
+class FastEncoder:
+    """A tokenizer's ids by an engine, with HF tokenizers for the documents the engine cannot do.
+
+    Those are: bytes for which the vocabulary has no id (HF tokenizers drops them; here they get
+    ids past the vocabulary, and such a document is encoded again), characters that this Python's
+    Unicode tables do not know, and texts that hold a marker.
+
+    Parameters
+    ----------
+    plan
+        See `plan_engine`.
+    tokenizer
+        Builds the tokenizer itself; called when it is first needed.
+
+    Raises
+    ------
+    EngineError
+        If the engine is not installed or cannot do this tokenizer.
+    """
+
+    def __init__(self, plan: EnginePlan, tokenizer: Callable[[], Tokenizer]) -> None:
+        self._cut_digits = plan.cut_digits
+        self._first_missing = plan.first_missing
+        self._end, self._cut = plan.first_missing + 256, plan.first_missing + 257
+        self._engine = build_engine(plan)
+        self.tokenizer = functools.cache(tokenizer)
+
+    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """As `Tokenizer.encode_flat`."""
+        ids, ends = self.encode_marked(texts)
+        return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
+
+    def encode_marked(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Ids of all documents, each with one more behind it: where an end-of-document id may go.
+
+        Returns
+        -------
+        ids
+            uint32 [n], writable.
+        ends
+            Where those additional ids are, int64 [texts].
+        """
+        data = [text.encode() for text in texts]
+        ids, ends, slow = self._run(data)
+        if len(ends) != len(texts):  # a text holds a marker
+            slow = {i for i, text in enumerate(texts) if END[0] in text or END[1] in text}
+            blanked = [b"" if i in slow else one for i, one in enumerate(data)]
+            ids, ends, more = self._run(blanked)
+            if len(ends) != len(texts):
+                raise EngineMismatch("it lost the end of a document")
+            slow |= more
+        return self._replace(ids, ends, texts, slow) if slow else (ids, ends)
+
+    def _run(self, data: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, set[int]]:
+        """Ids with an end after each document, the places of the ends, documents to do again.
+
+        The ends are none if the markers did not come out as they went in.
+        """
+        joined = _END_BYTES.join([*data, b""])
+        slow: set[int] = set()
+        num_cuts = 0
+        if self._cut_digits:
+            cuts, unknown = find_cuts(joined)
+            num_cuts = len(cuts)
+            if len(unknown):
+                bounds = np.cumsum([len(one) + len(_END_BYTES) for one in data])
+                slow.update(np.searchsorted(bounds, unknown, side="right").tolist())
+            if num_cuts:
+                around = pairwise([0, *cuts.tolist(), len(joined)])
+                joined = _CUT_BYTES.join([joined[begin:end] for begin, end in around])
+        ids = self._encode(joined)
+        marks = np.flatnonzero(ids >= self._first_missing)
+        found = ids[marks]
+        if num_cuts:
+            is_cut = found == self._cut
+            if int(np.count_nonzero(is_cut)) != num_cuts:
+                return ids, marks[:0], slow
+            ids = np.delete(ids, marks[is_cut])
+            marks, found = (marks - np.cumsum(is_cut))[~is_cut], found[~is_cut]
+        is_end = found == self._end
+        ends = marks[is_end]
+        missing = marks[~is_end]
+        if len(missing):
+            slow.update(np.searchsorted(ends, missing).tolist())
+        return ids, ends, slow
+
+    def _encode(self, text: bytes) -> np.ndarray:
+        try:
+            return self._engine.encode(text)
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of a Rust library is no Exception
+            raise EngineMismatch(f"it failed on a document ({error})") from error
+
+    def _replace(
+        self, ids: np.ndarray, ends: np.ndarray, texts: Sequence[str], slow: set[int]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Put HF tokenizers' ids in the place of those of the `slow` documents."""
+        chosen = sorted(slow)
+        encoded = self.tokenizer().encode_batch([texts[i] for i in chosen])
+        pieces = np.split(ids, ends[:-1] + 1)
+        lengths = np.diff(ends, prepend=-1)
+        for i, replacement in zip(chosen, encoded, strict=True):
+            pieces[i] = np.array([*replacement, self._end], np.uint32)
+            lengths[i] = len(pieces[i])
+        return np.concatenate(pieces), np.cumsum(lengths) - 1

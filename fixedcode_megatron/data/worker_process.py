@@ -1,0 +1,106 @@
+"""What `workers.WorkerPool` starts: the template, and the workers that it forks."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fixedcode_megatron.data.workers import receive, send
+
+
+def main() -> None:
+    """Prepare the work, fork a worker for each pair of pipes, wait for them.
+
+    The arguments are descriptors: for each worker the end where requests come from and the end
+    where answers go. The exit status of a worker that broke off is written to stdout.
+    """
+    ends = list(map(int, sys.argv[1:]))
+    pairs = list(zip(ends[::2], ends[1::2], strict=True))
+    import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
+
+    try:
+        make_function, arguments = receive(sys.stdin.buffer)
+    except EOFError:
+        return
+    report = os.dup(1)
+    os.dup2(2, 1)  # whatever a library prints must not mix with the report
+    gc.set_threshold(100_000)  # documents make many objects and no cycles
+    function, failure = _make(make_function, arguments)
+    remake = failure is None and not _one_thread()
+    workers: set[int] = set()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        for pair in pairs:
+            worker = os.fork()
+            if worker == 0:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                _close([report, *(end for end in ends if end not in pair)])
+                if remake:  # a library's threads are not in the fork
+                    function, failure = _make(make_function, arguments)
+                _work(function, failure, *pair)
+            workers.add(worker)
+        _close(ends)
+        while workers:
+            worker, status = os.wait()
+            workers.remove(worker)
+            if status:
+                os.write(report, b"%d\n" % os.waitstatus_to_exitcode(status))
+    finally:
+        for worker in workers:
+            os.kill(worker, signal.SIGKILL)
+            os.waitpid(worker, 0)
+
+
+def _make(
+    make_function: Callable[..., Callable], arguments: tuple
+) -> tuple[Callable | None, Exception | None]:
+    try:
+        return make_function(*arguments), None
+    except Exception as error:
+        return None, error
+
+
+def _one_thread() -> bool:
+    tasks = Path("/proc/self/task")
+    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
+
+
+def _close(descriptors: list[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _work(
+    function: Callable[[Any], Any] | None, failure: Exception | None, requests: int, answers: int
+) -> NoReturn:
+    """Serve calls until the parent closes the pipe, or is gone."""
+    status = 1
+    try:
+        with os.fdopen(requests, "rb") as source, os.fdopen(answers, "wb") as target:
+            while True:
+                item = receive(source)
+                try:
+                    if failure is not None:
+                        raise failure
+                    assert function is not None
+                    answer = (True, function(item))
+                except Exception as error:
+                    answer = (False, error)
+                send(target, answer)
+    except (EOFError, BrokenPipeError):
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(status)  # not the template's clean-up
+
+
+if __name__ == "__main__":
+    main()
