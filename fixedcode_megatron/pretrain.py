@@ -61,12 +61,14 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     """Build everything, resume where a checkpoint says, train, evaluate, save."""
     from fixedcode_megatron.model.gpt import run_vocabulary
     from fixedcode_megatron.training.checkpoint_load import load_checkpoint
+    from fixedcode_megatron.training.folders import check_folders, check_space
     from fixedcode_megatron.training.hang import supervised
     from fixedcode_megatron.training.loop import evaluate_split, train
     from fixedcode_megatron.training.metrics import MetricsLogger
     from fixedcode_megatron.training.start import checkpoint_to_load
     from fixedcode_megatron.training.trainer import build_trainer
 
+    check_folders(cfg)
     source = checkpoint_to_load(cfg)
     tokenizer = load_tokenizer(cfg)
     vocabulary = run_vocabulary(cfg, vocab_size(cfg, tokenizer))
@@ -81,6 +83,8 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
         )
         how = "starting with the weights of" if source.weights_only else "continuing from"
         logger.info("%s %s, iteration %d", how, source.path, trainer.state.iteration)
+    if warning := check_space(trainer):
+        logger.warning("%s", warning)
     feeds = _build_feeds(cfg, tokenizer, vocabulary.size)
     metrics = MetricsLogger(trainer, run_dir(cfg))
     _write_config(cfg, trainer.is_logging_rank)
@@ -116,6 +120,8 @@ def load_tokenizer(cfg: RunConfig) -> Tokenizer:
         data.tokenizer_model,
         vocab_file=data.vocab_file,
         merge_file=data.merge_file,
+        tiktoken_pattern=data.tiktoken_pattern,
+        tiktoken_special_tokens=data.tiktoken_special_tokens,
     )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fixedcode_megatron import cpu_platform
+from fixedcode_megatron import cpu_platform, determinism
 from fixedcode_megatron.errors import UserError
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ def world_size_from_environment() -> int:
 
 def initialize(cfg: RunConfig) -> Runtime:
     """Prepare this process and its process groups for the layout that `cfg` asks for."""
+    if cfg.transformer.deterministic_mode:
+        determinism.enforce()
     runtime = _start_device(cfg)
     _init_process_group(cfg, runtime)
     _init_model_parallel(cfg)

@@ -141,10 +141,6 @@ IGNORED: dict[str, str] = {
     "num_workers": _READER,
     "one_logger_project": _WATCHERS,
     "one_logger_run_name": _WATCHERS,
-    "profile": "tools/profile_throughput.py does it",
-    "profile_ranks": "tools/profile_throughput.py does it",
-    "profile_step_end": "tools/profile_throughput.py does it",
-    "profile_step_start": "tools/profile_throughput.py does it",
     "rerun_mode": _WATCHERS,
     "tensorboard_log_interval": "--log-interval holds for all logs",
     "tensorboard_queue_size": _LOGS,
@@ -159,7 +155,6 @@ IGNORED: dict[str, str] = {
     "use_mcore_models": _ALWAYS,
     "use_mpi": "the launcher's environment says the ranks",
     "use_persistent_ckpt_worker": _CHECKPOINT_WRITER,
-    "use_pytorch_profiler": "tools/profile_throughput.py does it",
     "use_tp_pp_dp_mapping": "ranks are laid out in megatron-core's default order",
     "wandb_save_dir": "it goes to --run-dir",
 }

@@ -17,6 +17,9 @@ INPUT_INTERFACES = ("learned", "binary", "gf2", "random", "lowdim")
 TOKENIZER_TYPES = (
     "HuggingFaceTokenizer",
     "GPT2BPETokenizer",
+    "SentencePieceTokenizer",
+    "GPTSentencePieceTokenizer",
+    "TikTokenizer",
     "ByteLevelTokenizer",
     "NullTokenizer",
 )
@@ -125,6 +128,8 @@ class DataConfig:
     tokenizer_model: str | None = option(None, "tokenizer: a folder, file or hub name")
     vocab_file: str | None = option(None, "vocab.json of a GPT-2 style tokenizer")
     merge_file: str | None = option(None, "merges.txt of a GPT-2 style tokenizer")
+    tiktoken_pattern: str | None = option(None, "how a TikTokenizer splits; default: by file name")
+    tiktoken_special_tokens: list[str] | None = option(None, "special tokens of a TikTokenizer")
     reset_position_ids: bool = option(False, "restart positions after each end of document")
     reset_attention_mask: bool = option(False, "no attention across an end of document")
     eod_mask_loss: bool = option(False, "no loss on the end-of-document token")
@@ -275,6 +280,22 @@ class LoggingConfig:
     wandb_project: str | None = option(None, "report to this Weights & Biases project")
     wandb_exp_name: str | None = option(None, "name of the run there")
     wandb_entity: str | None = option(None, "team there")
+    profile: bool = option(False, "profile the iterations of --profile-step-start to -end")
+    profile_step_start: int = option(10, "profile the iterations after this one")
+    profile_step_end: int = option(12, "profile the iterations up to this one")
+    profile_ranks: list[int] = option([0], "ranks to profile")
+    use_pytorch_profiler: bool = option(
+        False,
+        "let PyTorch take the trace, into the folder profile of --run-dir; off: nsys, under which "
+        "the job was started",
+    )
+    nvtx_ranges: bool = option(False, "show data, forward-backward, optimizer and save in nsys")
+    record_memory_history: bool = option(
+        False, "save the history of the GPU's memory at the end, and when it is used up"
+    )
+    memory_snapshot_path: str = option(
+        "snapshot.pickle", "name of these files, in the folder profile of --run-dir"
+    )
 
 
 @dataclass(kw_only=True)

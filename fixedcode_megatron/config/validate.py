@@ -11,6 +11,7 @@ from fixedcode_megatron.config import (
     checks_layout,
     checks_machine,
     checks_model,
+    checks_run,
     checks_schedule,
     checks_training,
     derive,
@@ -56,6 +57,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_training.ranges(cfg)
     problems += checks_training.checkpoints_and_logs(cfg)
     problems += checks_data.check(cfg)
+    problems += checks_run.profiling(cfg, world_size) + checks_run.deterministic(cfg)
     if complete and not planning:
         problems += checks_training.missing(cfg) + checks_data.missing(cfg)
     return problems or _megatrons_own_checks(cfg) or checks_layout.uniform_recompute(cfg)

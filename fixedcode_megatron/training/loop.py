@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from pathlib import Path
 
 from fixedcode_megatron.training import phases
 from fixedcode_megatron.training.checkpoint_save import CheckpointSaver
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
 from fixedcode_megatron.training.metrics import Interval, MetricsLogger
+from fixedcode_megatron.training.profiling import Profiler
 from fixedcode_megatron.training.schedule import train_samples
 from fixedcode_megatron.training.step import skip_step, train_step
 from fixedcode_megatron.training.stopping import StopRequests
@@ -53,9 +55,11 @@ def train(
         return 0
     iterators = feeds.train.iterators(state.consumed_samples)
     interval = Interval()
-    with StopRequests(cfg, trainer.runtime) as stop:
+    profiler = Profiler(trainer, Path(cfg.logging.run_dir or "."))
+    with profiler, StopRequests(cfg, trainer.runtime) as stop:
         while not finished(trainer):
             trainer.phases.iteration = state.iteration + 1
+            profiler.begin(state.iteration + 1)
             if state.iteration + 1 in cfg.training.iterations_to_skip:
                 interval.add(skip_step(trainer, iterators))
             else:
@@ -71,6 +75,7 @@ def train(
             if _due(state.iteration, cfg.checkpoint.save_interval):
                 save()
             interval.resume_clock()
+            profiler.end(state.iteration)
             if stop.vote() or _due(state.iteration, cfg.training.exit_interval):
                 break
         stop.finish()

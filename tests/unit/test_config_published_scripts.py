@@ -36,8 +36,7 @@ SCRIPTS = {
         """,
         "ignored": """
             --use-mcore-models --group-query-attention --manual-gc --empty-unused-memory-level
-            --tiktoken-pattern --no-create-attention-mask-in-dataloader --num-workers
-            --log-throughput --profile --profile-step-start --profile-step-end
+            --no-create-attention-mask-in-dataloader --num-workers --log-throughput
         """,
         "refused": "--mock-data",
         "values": {
