@@ -59,6 +59,7 @@ ALIASES: dict[str, Alias] = {
     "microbatch_group_size_per_virtual_pipeline_stage": _renames(
         "microbatch_group_size_per_vp_stage"
     ),
+    "num_experts": _renames("num_moe_experts"),
     "no_barrier_with_level_1_timing": _sets(False, "barrier_with_L1_time"),
     "no_bias_gelu_fusion": _sets(False, "bias_activation_fusion"),
     "no_bias_swiglu_fusion": _sets(False, "bias_activation_fusion"),
@@ -160,7 +161,7 @@ IGNORED: dict[str, str] = {
 }
 """Flags that a script may carry and that change nothing here, with the reason."""
 
-_MOE = "mixtures of experts are not supported: this project trains dense models"
+_MOE = "this setting of mixtures of experts is not supported"
 _FAMILY = "this project trains decoder-only GPT models"
 _FSDP = "FSDP is not supported: use --use-distributed-optimizer to shard the optimizer's state"
 _INFERENCE = "inference settings do not belong to training: see tools/generate.py"
@@ -188,8 +189,6 @@ REFUSED: dict[str, str] = {
     "model_parallel_size": "use --tensor-model-parallel-size",
     "multi_latent_attention": "multi-latent attention is not supported",
     "nccl_all_reduce_for_prefill": _INFERENCE,
-    "num_experts": _MOE,
-    "num_moe_experts": _MOE,
     "onnx_safe": "the activation is GELU, --swiglu or --squared-relu",
     "openai_gelu": "the activation is GELU, --swiglu or --squared-relu",
     "outer_dp_sharding_strategy": _FSDP,
@@ -241,6 +240,25 @@ REFUSED_PREFIXES: dict[str, str] = {
     "vision_": _FAMILY,
 }
 
+OFFERED: frozenset[str] = frozenset(
+    {
+        "moe_aux_loss_coeff",
+        "moe_ffn_hidden_size",
+        "moe_grouped_gemm",
+        "moe_layer_freq",
+        "moe_router_dtype",
+        "moe_router_load_balancing_type",
+        "moe_router_pre_softmax",
+        "moe_router_score_function",
+        "moe_router_topk",
+        "moe_router_topk_scaling_factor",
+        "moe_shared_expert_intermediate_size",
+        "moe_token_dispatcher_type",
+        "moe_z_loss_coeff",
+    }
+)
+"""Fields that are offered although their prefix is not."""
+
 _TO_HF = "convert it to a Hugging Face tokenizer.json and use HuggingFaceTokenizer"
 
 REFUSED_VALUES: dict[tuple[str, str], str] = {
@@ -271,4 +289,6 @@ def refused_prefix(name: str) -> str | None:
     """Return why a megatron-core field of this name is not offered, or None."""
     if name in REFUSED:
         return REFUSED[name]
+    if name in OFFERED:
+        return None
     return next((why for prefix, why in REFUSED_PREFIXES.items() if name.startswith(prefix)), None)

@@ -43,7 +43,6 @@ _NEEDS_TRANSFORMER_ENGINE = (
 
 _WITHOUT_EFFECT: dict[str, str] = {
     "clone_scatter_output_in_embedding": "the input is made in place",
-    "expert_tensor_parallel_size": "there are no experts",
     "fp32_residual_connection": (
         "megatron-core rounds the residual to the layers' precision after every layer, so that "
         "only the first layer's input is FP32"

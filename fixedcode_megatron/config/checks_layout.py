@@ -6,11 +6,13 @@ in the middle of the first step, without them.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import TYPE_CHECKING
 
-from fixedcode_megatron.config import derive, megatron_fields
+from fixedcode_megatron.config import availability, derive, megatron_fields
 from fixedcode_megatron.config.checks_model import divisors
+from fixedcode_megatron.config.tree import OPTIONS
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
@@ -33,13 +35,8 @@ def layout(cfg: RunConfig, world_size: int) -> list[str]:
             f"{world_size} % {ranks} = {rest}; start {fitting} or {fitting + ranks} ranks, or "
             f"choose sizes whose product divides {world_size} ({divisors(world_size)})"
         )
-    if t.expert_model_parallel_size > 1:
-        problems.append(
-            f"--expert-model-parallel-size {t.expert_model_parallel_size}: this project trains "
-            "dense models; leave it at 1"
-        )
     problems += _stages(cfg) + _virtual_stages(cfg) + _copies(cfg, world_size)
-    return problems + _sequence(cfg)
+    return problems + _sequence(cfg) + _experts(cfg, world_size)
 
 
 def _stages(cfg: RunConfig) -> list[str]:
@@ -141,6 +138,44 @@ def _sequence(cfg: RunConfig) -> list[str]:
     return problems
 
 
+def _experts(cfg: RunConfig, world_size: int) -> list[str]:
+    """Experts split over their own groups of ranks."""
+    t, problems = cfg.transformer, []
+    experts, ep, tp = t.num_moe_experts, t.expert_model_parallel_size, t.tensor_model_parallel_size
+    if not experts:
+        return [
+            f"{OPTIONS[name].flag}: does nothing without --num-experts"
+            for name in cfg.given
+            if name.startswith(("moe_", "expert_")) and cfg.get(name) != OPTIONS[name].default
+        ]
+    if rest := experts % ep:
+        problems.append(
+            f"--num-experts {experts} over --expert-model-parallel-size {ep}: {experts} % {ep} = "
+            f"{rest}; use a size among {divisors(experts)}"
+        )
+    pp = t.pipeline_model_parallel_size
+    ranks = (t.expert_tensor_parallel_size or tp) * ep * pp
+    if rest := world_size % ranks:
+        problems.append(
+            f"{world_size} ranks with --expert-model-parallel-size {ep}: expert tensor, expert and "
+            f"pipeline parallel sizes make {ranks}, {world_size} % {ranks} = {rest}"
+        )
+    if tp > 1 and not t.sequence_parallel:
+        problems.append("--num-experts with tensor parallel ranks: needs --sequence-parallel")
+    if t.moe_router_topk > experts:
+        problems.append(f"--moe-router-topk {t.moe_router_topk}: there are {experts} experts")
+    if t.moe_token_dispatcher_type == "flex":
+        problems.append("--moe-token-dispatcher-type flex: use allgather or alltoall")
+    uneven = t.moe_token_dispatcher_type == "alltoall" and ep > 1 and ranks > ep * pp
+    if uneven and not availability.on_gpu(cfg):
+        problems.append(
+            "--moe-token-dispatcher-type alltoall with several expert tensor parallel ranks: gloo "
+            "gathers equal parts only; use --expert-tensor-parallel-size 1 or "
+            "--moe-token-dispatcher-type allgather"
+        )
+    return problems
+
+
 def recompute(cfg: RunConfig) -> list[str]:
     """Flags that recompute nothing: alone, or where there is nothing of the kind."""
     t, problems = cfg.transformer, []
@@ -159,25 +194,17 @@ def recompute(cfg: RunConfig) -> list[str]:
             "--distribute-saved-activations: there is one tensor-parallel rank; leave it out"
         )
     experts = {"moe", "moe_act", "shared_experts"} & set(t.recompute_modules or [])
-    if granularity == "selective" and experts:
+    if granularity == "selective" and experts and not t.num_moe_experts:
         problems.append(f"--recompute-modules {' '.join(sorted(experts))}: there are no experts")
     return problems
 
 
 def uniform_recompute(cfg: RunConfig) -> list[str]:
     """Uniform recompute takes equal runs of layers, so each stage must be a multiple of them."""
-    from megatron.core.transformer.transformer_block import get_num_layers_to_build
-
     t, run = cfg.transformer, cfg.transformer.recompute_num_layers
     if t.recompute_granularity != "full" or t.recompute_method != "uniform" or not run:
         return []
-    config = megatron_fields.transformer_config(cfg)
-    virtual = config.virtual_pipeline_model_parallel_size
-    counts = {
-        get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=rank)
-        for rank in range(config.pipeline_model_parallel_size)
-        for vp_stage in (range(virtual) if virtual else [None])
-    }
+    counts = _layers_of_stages(cfg)
     if uneven := sorted(count for count in counts if count % run):
         common = math.gcd(*counts)
         return [
@@ -186,3 +213,20 @@ def uniform_recompute(cfg: RunConfig) -> list[str]:
             "--recompute-method block"
         ]
     return []
+
+
+def _layers_of_stages(cfg: RunConfig) -> set[int]:
+    """How many transformer layers the stages (virtual ones, too) have, as megatron-core splits."""
+    from megatron.core.transformer.enums import LayerType
+    from megatron.core.transformer.transformer_block import get_num_layers_to_build
+
+    config = megatron_fields.transformer_config(cfg)
+    if config.pipeline_model_parallel_layout is not None:
+        stages = itertools.chain(*config.pipeline_model_parallel_layout.layout)
+        return {stage.count(LayerType.decoder) for stage in stages}
+    virtual = config.virtual_pipeline_model_parallel_size
+    return {
+        get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=rank)
+        for rank in range(config.pipeline_model_parallel_size)
+        for vp_stage in (range(virtual) if virtual else [None])
+    }

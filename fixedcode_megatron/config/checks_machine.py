@@ -21,6 +21,7 @@ _WITHOUT_LOCAL = (
     "fine_grained_activation_offloading",
     "fp4",
     "fp8",
+    "moe_grouped_gemm",
     "tp_comm_overlap",
     "use_kitchen",
     "use_precision_aware_optimizer",

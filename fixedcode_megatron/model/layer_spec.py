@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.model.experts import install_fixes
 from fixedcode_megatron.model.folding import FoldedLayerNormColumnParallelLinear
 from fixedcode_megatron.model.layers import CoreAttention, LayerNormColumnParallelLinear, Norm
 
@@ -46,19 +46,32 @@ def block_spec(
     if implementation == "transformer_engine":
         from megatron.core.extensions.transformer_engine import TENorm
 
-        layer, final_norm = _transformer_engine_layer(config), TENorm
+        make, final_norm = _transformer_engine_layer, TENorm
     else:
-        layer, final_norm = local_layer(config), Norm
+        make, final_norm = local_layer, Norm
     count = get_num_layers_to_build(config, vp_stage=vp_stage, pp_rank=pp_rank)
-    layers = [layer] * count
-    if fold_first_layer and count and not get_transformer_layer_offset(config, vp_stage, pp_rank):
-        layers[0] = local_layer(config, linear_qkv=FoldedLayerNormColumnParallelLinear)
+    first = get_transformer_layer_offset(config, vp_stage, pp_rank) if count else 0
+    layers = [make(config, experts=has_experts(config, first + i)) for i in range(count)]
+    if fold_first_layer and count and first == 0:
+        layers[0] = local_layer(
+            config,
+            experts=has_experts(config, 0),
+            linear_qkv=FoldedLayerNormColumnParallelLinear,
+        )
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm)
 
 
-def _transformer_engine_layer(config: TransformerConfig) -> ModuleSpec:
+def has_experts(config: TransformerConfig, layer: int) -> bool:
+    """Whether a layer (counted from 0) is a mixture of experts, by `--moe-layer-freq`."""
+    if config.num_moe_experts is None:
+        return False
+    every = config.moe_layer_freq
+    return layer % every == 0 if isinstance(every, int) else bool(every[layer])
+
+
+def _transformer_engine_layer(config: TransformerConfig, *, experts: bool) -> ModuleSpec:
     return get_gpt_layer_with_transformer_engine_spec(
-        num_experts=config.num_moe_experts,
+        num_experts=config.num_moe_experts if experts else None,
         moe_grouped_gemm=config.moe_grouped_gemm,
         qk_layernorm=config.qk_layernorm,
         qk_l2_norm=config.qk_l2_norm,
@@ -66,19 +79,20 @@ def _transformer_engine_layer(config: TransformerConfig) -> ModuleSpec:
 
 
 def local_layer(
-    config: TransformerConfig, linear_qkv: type = LayerNormColumnParallelLinear
+    config: TransformerConfig,
+    *,
+    experts: bool = False,
+    linear_qkv: type = LayerNormColumnParallelLinear,
 ) -> ModuleSpec:
     """One torch-native transformer layer, in the shape of Transformer Engine's fused modules."""
-    if config.num_moe_experts is not None:
-        raise UserError(
-            f"--num-experts {config.num_moe_experts}: mixture-of-experts layers need "
-            "--transformer-impl transformer_engine"
-        )
     layer = get_gpt_layer_local_spec(
-        qk_layernorm=config.qk_layernorm, qk_l2_norm=config.qk_l2_norm, normalization="RMSNorm"
+        num_experts=config.num_moe_experts if experts else None,
+        qk_layernorm=config.qk_layernorm,
+        qk_l2_norm=config.qk_l2_norm,
+        normalization="RMSNorm",
     )
     modules = layer.submodules
-    modules.input_layernorm = modules.pre_mlp_layernorm = IdentityOp
+    modules.input_layernorm = IdentityOp
     # Megatron's local layer renames its separate norms on saving; here the names are right already.
     modules.sharded_state_dict_keys_map = {}
     attention = modules.self_attention.submodules
@@ -86,7 +100,12 @@ def local_layer(
     attention.core_attention = CoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = Norm
-    _mlp_submodules(modules.mlp).linear_fc1 = LayerNormColumnParallelLinear
+    if experts:  # the router needs the normed tokens, too
+        modules.pre_mlp_layernorm = Norm
+        install_fixes()
+    else:
+        modules.pre_mlp_layernorm = IdentityOp
+        _mlp_submodules(modules.mlp).linear_fc1 = LayerNormColumnParallelLinear
     return layer
 
 

@@ -54,6 +54,7 @@ def config(flags: str, world_size: int = 1):
         ),
         (1, f"{FULL} 3", "a stage of 4 layers is no multiple of it; use a number among 1, 2, 4"),
         (2, f"{PP2} --decoder-first-pipeline-num-layers 1 {FULL} 2", "a stage of 1 layers"),
+        (2, f"{PP2} --pipeline-model-parallel-layout Et|tttL {FULL} 3", "a stage of 1 layers"),
         (1, "--recompute-method uniform", "does nothing without --recompute-granularity full"),
         (1, f"{SELECTIVE} --recompute-num-layers 1", "without --recompute-granularity full"),
         (1, "--recompute-modules mlp", "without --recompute-granularity selective"),
@@ -72,6 +73,25 @@ def config(flags: str, world_size: int = 1):
             "transformer-engine",
         ),
         (1, "--calculate-per-token-loss --ddp-average-in-collective", "drop one"),
+        (2, "--num-experts 3 --expert-model-parallel-size 2", "3 % 2 = 1; use a size among 1, 3"),
+        (2, "--num-experts 4 --tensor-model-parallel-size 2", "needs --sequence-parallel"),
+        (1, "--num-experts 4 --moe-router-topk 6", "there are 4 experts"),
+        (
+            4,
+            "--num-experts 4 --expert-model-parallel-size 2 --tensor-model-parallel-size 2 "
+            "--sequence-parallel --expert-tensor-parallel-size 3",
+            "make 6, 4 % 6 = 4",
+        ),
+        (
+            4,
+            "--num-experts 4 --expert-model-parallel-size 2 --tensor-model-parallel-size 2 "
+            "--sequence-parallel --moe-token-dispatcher-type alltoall",
+            "gloo gathers equal parts only; use --expert-tensor-parallel-size 1 or "
+            "--moe-token-dispatcher-type allgather",
+        ),
+        (1, "--num-experts 4 --moe-grouped-gemm", "needs the package transformer-engine"),
+        (1, "--moe-aux-loss-coeff 0.1", "does nothing without --num-experts"),
+        (1, "--expert-model-parallel-size 2", "does nothing without --num-experts"),
         (1, "--nccl-ub", "needs GPUs"),
         (1, "--optimizer-cpu-offload", "needs --use-precision-aware-optimizer"),
         (1, "--transformer-impl transformer_engine", "transformer-engine[pytorch], version 2.1"),
@@ -93,6 +113,11 @@ def test_a_layout_of_more_stages_than_ranks_is_interleaved():
     assert t.overlap_p2p_comm and not t.batch_p2p_comm
     t = config(f"{PP2} --pipeline-model-parallel-layout Et|tttL", 2).transformer
     assert t.virtual_pipeline_model_parallel_size is None
+
+
+def test_uniform_recompute_knows_the_layers_of_a_layout():
+    layout = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout E|tt|tt|L"
+    assert config(f"{layout} {FULL} 2", 4).transformer.recompute_num_layers == 2
 
 
 def test_input_and_head_count_as_layers_of_virtual_stages():

@@ -68,13 +68,13 @@ def test_printed_tree_is_a_preset_with_the_same_values(preset, tmp_path):
 
 def test_unknown_keys_get_a_suggestion(tmp_path):
     preset = tmp_path / "p.yaml"
-    preset.write_text("hiden_size: 8\nnorm_epsilon: 1e-5\nnum_experts: 4\nseq_length: long\n")
+    preset.write_text("hiden_size: 8\nnorm_epsilon: 1e-5\nmtp_num_layers: 1\nseq_length: long\n")
     with pytest.raises(ConfigError) as caught:
         parse_args(["--config", str(preset)])
     found = [problem.removeprefix(f"{preset}: ") for problem in caught.value.problems]
     assert found[0] == "hiden_size: no such setting; did you mean hidden_size?"
     assert found[1] == "norm_epsilon: a flag only; write layernorm_epsilon"
-    assert found[2].startswith("num_experts: mixtures of experts")
+    assert found[2] == "mtp_num_layers: multi-token prediction is not supported"
     assert found[3] == "seq_length: must be a whole number, found 'long'"
 
 

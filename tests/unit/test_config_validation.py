@@ -179,7 +179,7 @@ def test_bf16_gradients_add_up_in_fp32_unless_told_otherwise():
         (["--window-size", "8", "0"], "--window-size: needs the package transformer-engine"),
         (["--apply-rope-fusion"], "--apply-rope-fusion: needs "),
         (["--fp16"], "--fp16: needs a GPU"),
-        (["--context-parallel-size=1", "--expert-model-parallel-size=2"], "dense models"),
+        (["--context-parallel-size=1", "--expert-model-parallel-size=2"], "without --num-experts"),
         (["--recompute-granularity=full"], "recompute_method"),
     ],
 )
