@@ -9,9 +9,11 @@ Without --tokenizer two are trained on the text: a GPT-2-style BPE of 50,257 ids
 one (digits apart) of 49,152. Rivals that take minutes see the first --slow-size megabytes only;
 their rate does not depend on the size. Repeats are interleaved; the CSV holds each of them, the
 printed ratios use medians. CPU seconds count all processes and are steadier than wall seconds on a
-busy machine. `engine` encodes text already in memory, first pass, one process per worker; its start
-(interpreters, loading the tokenizer) is not in its seconds but in start_seconds. `threads` is the
-same in one process, by the library's own batch call and threads.
+busy machine. `engine` encodes text already in memory, first pass, one process per worker, by the
+call that our tool uses; its start (interpreters, loading the tokenizer) is not in its seconds but
+in start_seconds, and the ratio is printed without it and with it: ours is a whole command, start,
+reading, parsing, proof and writing included. `threads` is the engine in one process, by the
+library's own batch call and threads.
 """
 
 from __future__ import annotations
@@ -125,6 +127,7 @@ def measure(name: str, command: list[str], lines: Path) -> dict[str, float | int
         "seconds": round(seconds, 3),
         "cpu_seconds": round(busy, 3),
         "start_seconds": round(answer.get("start_seconds", 0), 3),
+        "start_cpu_seconds": round(answer.get("start_cpu_seconds", 0), 3),
         "tokens": answer.get("tokens", 0),
         "mb_per_s": round(megabytes / seconds, 2),
         "mb_per_cpu_s": round(megabytes / busy, 2),
@@ -175,10 +178,18 @@ def report(rows: list[dict]) -> None:
     for rival in ("pool", "encode_batch", "engine", "threads"):
         wall = median("ours", "mb_per_s") / median(rival, "mb_per_s")
         busy = median("ours", "mb_per_cpu_s") / median(rival, "mb_per_cpu_s")
-        rate = median(rival, "mb_per_s")
-        print(
-            f"  ours / {rival} ({rate:.1f} MB/s): {wall:.2f}x by wall, {busy:.2f}x by CPU seconds"
-        )
+        rate = f"{median(rival, 'mb_per_s'):.1f} MB/s"
+        if rival == "engine":
+            rate += ", without its start"
+        print(f"  ours / {rival} ({rate}): {wall:.2f}x by wall, {busy:.2f}x by CPU seconds")
+        if rival == "engine":
+            seconds, cpu = (
+                median(rival, key) + median(rival, f"start_{key}")
+                for key in ("seconds", "cpu_seconds")
+            )
+            wall, busy = seconds / median("ours", "seconds"), cpu / median("ours", "cpu_seconds")
+            rate = f"{median(rival, 'megabytes') / seconds:.1f} MB/s, with its start"
+            print(f"  ours / {rival} ({rate}): {wall:.2f}x by wall, {busy:.2f}x by CPU seconds")
 
 
 def save(target: Path, rows: list[dict], workers: int) -> None:

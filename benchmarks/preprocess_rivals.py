@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy as np
 _STARTED = time.monotonic()
 _tokenizer = None
 _encoder = None
+_start_cpu = 0.0
 
 
 def _load(folder: str) -> None:
@@ -72,7 +74,7 @@ def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
 
 
 def _build_engine(folder: str) -> None:
-    global _encoder
+    global _encoder, _start_cpu
     from fixedcode_megatron.data.engine_check import candidates
     from fixedcode_megatron.data.fast_encoder import FastEncoder
     from fixedcode_megatron.data.tokenizers import build_tokenizer
@@ -81,10 +83,14 @@ def _build_engine(folder: str) -> None:
     plan = candidates(tokenizer, "auto")[0]
     assert plan is not None, "no engine does this tokenizer"
     _encoder = FastEncoder(plan, lambda: tokenizer)
+    _start_cpu = time.process_time()
 
 
-def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float]:
-    """Encode every n-th 200 documents, read and parsed beforehand; only encoding is timed."""
+def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float, float]:
+    """Encode every n-th 200 documents, read and parsed beforehand; only encoding is timed.
+
+    Returns tokens, begin and end, CPU seconds of encoding, CPU seconds of this process's start.
+    """
     lines, index, count = share
     blocks, held = [], []
     with open(lines, "rb") as source:
@@ -100,7 +106,8 @@ def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float
     tokens = 0
     for block in blocks:
         tokens += len(_encoder.encode_marked(block)[0])
-    return tokens, begin, time.monotonic(), time.process_time() - processor
+    busy = time.process_time() - processor
+    return tokens, begin, time.monotonic(), busy, _start_cpu
 
 
 def engine(folder: str, lines: str, workers: int, output: str) -> dict:
@@ -108,13 +115,19 @@ def engine(folder: str, lines: str, workers: int, output: str) -> dict:
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, _build_engine, (folder,)) as processes:
         processes.map(abs, range(workers))
-        ready = time.monotonic() - _STARTED
+        ready, started = time.monotonic() - _STARTED, time.process_time()
         shares = [(lines, index, workers) for index in range(workers)]
         results = processes.map(_encode_share, shares, chunksize=1)
     seconds = max(r[2] for r in results) - min(r[1] for r in results)
     busy = sum(result[3] for result in results)
     tokens = sum(result[0] for result in results)
-    return {"tokens": tokens, "seconds": seconds, "cpu_seconds": busy, "start_seconds": ready}
+    return {
+        "tokens": tokens,
+        "seconds": seconds,
+        "cpu_seconds": busy,
+        "start_seconds": ready,
+        "start_cpu_seconds": started + sum(result[4] for result in results),
+    }
 
 
 def threads(folder: str, lines: str, workers: int, output: str) -> dict:
@@ -122,14 +135,17 @@ def threads(folder: str, lines: str, workers: int, output: str) -> dict:
     os.environ["RAYON_NUM_THREADS"] = str(workers)
     import gigatoken
 
-    from fixedcode_megatron.data.digits import DigitCutter
+    from fixedcode_megatron.data.digits import find_cuts
     from fixedcode_megatron.data.engines import plan_engine
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
     with open(lines, "rb") as source:
         texts = [json.loads(line)["text"] for line in source]
-    pieces = DigitCutter().cut(texts)[0] if plan.cut_digits else [t.encode() for t in texts]
+    pieces = []
+    for data in (text.encode() for text in texts):
+        bounds = [0, *(find_cuts(data)[0].tolist() if plan.cut_digits else ()), len(data)]
+        pieces += [data[first:last] for first, last in pairwise(bounds)]
     inner = gigatoken.Tokenizer.from_json(plan.definition.decode())
     inner.encode_batch([b"a"])  # imports what it needs
     begin, processor = time.monotonic(), time.process_time()

@@ -31,7 +31,9 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
 
     signal.signal(signal.SIGTERM, terminate)
     try:
-        return work() or 0
+        status = work() or 0
+        gc.freeze()  # nothing to look through once more at the end
+        return status
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -51,6 +51,7 @@ def main() -> None:
             workers.remove(worker)
             if status:
                 os.write(report, b"%d\n" % os.waitstatus_to_exitcode(status))
+        gc.freeze()  # nothing to look through once more at the end
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
