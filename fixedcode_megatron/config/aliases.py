@@ -145,7 +145,6 @@ IGNORED: dict[str, str] = {
     "rerun_mode": _WATCHERS,
     "tensorboard_log_interval": "--log-interval holds for all logs",
     "tensorboard_queue_size": _LOGS,
-    "tiktoken_pattern": "only a TikTokenizer would use it",
     "timing_log_level": _LOGS,
     "timing_log_option": _LOGS,
     "tokenizer_hf_use_fast": _TOKENIZER,
@@ -264,10 +263,7 @@ _TO_HF = "convert it to a Hugging Face tokenizer.json and use HuggingFaceTokeniz
 REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("ckpt_format", "torch"): "checkpoints are of the format torch_dist",
     ("ckpt_format", "zarr"): "checkpoints are of the format torch_dist",
-    ("tokenizer_type", "GPTSentencePieceTokenizer"): _TO_HF,
     ("tokenizer_type", "Llama2Tokenizer"): _TO_HF,
-    ("tokenizer_type", "SentencePieceTokenizer"): _TO_HF,
-    ("tokenizer_type", "TikTokenizer"): _TO_HF,
     ("position_embedding_type", "learned_absolute"): (
         "a trained position table sits in the input embedding, which fixed interfaces do not have: "
         "use rope or none"

@@ -1,5 +1,7 @@
 """tools/build_sample_index.py: what it builds is what the training run looks for."""
 
+import base64
+
 import numpy as np
 import pytest
 
@@ -81,3 +83,39 @@ def test_mistakes(tmp_path, prefix, capsys, more, message):
 def test_help_needs_no_flags(capsys):
     assert prebuild.main(["--help"]) == 0
     assert "--data-cache-path" in capsys.readouterr().out
+
+
+def sentencepiece_model(folder):
+    library = pytest.importorskip("sentencepiece")
+    (folder / "text").write_text("the quick brown fox jumps over the lazy dog\n" * 50)
+    library.SentencePieceTrainer.train(
+        input=str(folder / "text"), model_prefix=str(folder / "m"), vocab_size=60,
+        model_type="bpe", minloglevel=2,
+    )  # fmt: skip
+    return ["SentencePieceTokenizer", folder / "m.model"], 60, 2  # unk, <s>, </s>
+
+
+def ranks(folder):
+    pytest.importorskip("tiktoken")
+    lines = (b"%s %d\n" % (base64.b64encode(bytes([i])), i) for i in range(256))
+    (folder / "mine.tiktoken").write_bytes(b"".join(lines))
+    more = ["--tiktoken-pattern", "gpt2", "--tiktoken-special-tokens", "<pad>", "<|endoftext|>"]
+    return ["TikTokenizer", folder / "mine.tiktoken", *more], 258, 257
+
+
+@pytest.mark.parametrize("make", [sentencepiece_model, ranks])
+def test_training_takes_the_tokenizers_of_preprocessing(tmp_path, prefix, make):
+    from fixedcode_megatron import pretrain
+    from fixedcode_megatron.config import parse_args, sections
+    from fixedcode_megatron.data import tokenizers
+
+    assert set(sections.TOKENIZER_TYPES) == set(tokenizers.TOKENIZER_TYPES)
+    (kind, model, *more), size, eod = make(tmp_path)
+    words = flags(prefix, tmp_path / "cache", "--tokenizer-model", str(model), *more)
+    place = words.index("--vocab-size")
+    words[place : place + 2] = ["--tokenizer-type", kind]
+    cfg = parse_args(words, world_size=2)
+    tokenizer = pretrain.load_tokenizer(cfg)
+    assert pretrain.vocab_size(cfg, tokenizer) == size and tokenizer.eod == eod
+    assert prebuild.main([*words, "--world-size", "2"]) == 0
+    assert len(folders_of(tmp_path / "cache")) == 2
