@@ -80,6 +80,10 @@ def _preprocess_parser() -> argparse.ArgumentParser:
     flag("--split-sentences", action="store_true", help="a sequence per sentence")
     flag("--sentence-splitter", default="rules", choices=SPLITTERS)
     flag("--lang", default="english", help="language of --sentence-splitter nltk")
+    flag(
+        "--keep-newlines", action="store_true",
+        help="with --split-sentences: white space between sentences stays, at the end of the first",
+    )  # fmt: skip
     flag("--workers", type=int, default=available_cores(), help="0: in this process")
     flag("--dtype", default="auto", choices=("auto", "uint16", "int32"))
     flag("--overwrite", action="store_true")

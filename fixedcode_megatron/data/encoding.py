@@ -42,8 +42,8 @@ class EncoderSpec:
         Bound of the ids and the name of their type.
     stop
         Stop at the first line that is no document.
-    splitter, language
-        Name of a sentence splitter and its language; None keeps documents whole.
+    splitter, language, keep_newlines
+        Name of a sentence splitter and its settings; None keeps documents whole.
     """
 
     tokenizer: dict[str, Any]
@@ -55,6 +55,7 @@ class EncoderSpec:
     stop: bool = True
     splitter: str | None = None
     language: str = "english"
+    keep_newlines: bool = False
 
 
 @dataclass
@@ -108,7 +109,11 @@ class BlockEncoder:
         self._spec = spec
         self._tokenizer = functools.cache(lambda: build_tokenizer(**spec.tokenizer))
         self._fast = FastEncoder(spec.engine, self._tokenizer) if spec.engine else None
-        self._split = make_splitter(spec.splitter, spec.language) if spec.splitter else None
+        self._split = None
+        if spec.splitter:
+            self._split = make_splitter(
+                spec.splitter, spec.language, keep_newlines=spec.keep_newlines
+            )
         self._characters = 0
 
     def __call__(self, payload: Payload) -> EncodedBlock:

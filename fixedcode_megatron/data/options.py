@@ -36,6 +36,8 @@ class PreprocessOptions:
         Worker processes; 0 tokenizes in this process. The output does not depend on it.
     split_sentences, sentence_splitter, lang
         One sequence per sentence, outputs `..._sentence`; how to split, the language of "nltk".
+    keep_newlines
+        With `split_sentences`: white space between sentences stays, at the end of the first.
     dtype
         "auto" (uint16 where the vocabulary fits), "uint16" or "int32".
     on_error
@@ -69,6 +71,7 @@ class PreprocessOptions:
     split_sentences: bool = False
     sentence_splitter: str = "rules"
     lang: str = "english"
+    keep_newlines: bool = False
     workers: int = 1
     dtype: str = "auto"
     on_error: str = "stop"
@@ -117,6 +120,8 @@ class PreprocessOptions:
         ):
             if value not in known:
                 raise UserError(f"--{flag} {value}: give one of {', '.join(known)}")
+        if self.keep_newlines and not self.split_sentences:
+            raise UserError("--keep-newlines is for --split-sentences: leave it out, or give both")
         if not self.json_keys or len(set(self.json_keys)) != len(self.json_keys):
             raise UserError(f"--json-keys {' '.join(self.json_keys)}: give different keys")
         if not 0 <= self.shard_index < self.num_shards:

@@ -237,4 +237,5 @@ class _Run:
             stop=options.on_error == "stop",
             splitter=options.sentence_splitter if options.split_sentences else None,
             language=options.lang,
+            keep_newlines=options.keep_newlines,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 from fixedcode_megatron.errors import UserError
 
@@ -19,18 +20,35 @@ _ABBREVIATION = re.compile(
 )
 
 
-def make_splitter(name: str, language: str) -> Callable[[str], list[str]]:
-    """A function from a document to its sentences.
+def make_splitter(
+    name: str, language: str, *, keep_newlines: bool = False
+) -> Callable[[str], list[str]]:
+    """A function from a document to its sentences. Line breaks alone end no sentence.
 
-    White space between sentences belongs to none of them; line breaks alone end no sentence.
+    Parameters
+    ----------
+    keep_newlines
+        White space between two sentences, line breaks above all, stays at the end of the first;
+        otherwise it belongs to neither.
 
     Raises
     ------
     UserError
         If `name` is "nltk" and the library or its data for `language` are missing.
     """
-    if name == "rules":
-        return split_by_rules
+    split = split_by_rules if name == "rules" else _punkt(name, language)
+    return (lambda text: _with_spaces(text, split(text))) if keep_newlines else split
+
+
+def _with_spaces(text: str, sentences: list[str]) -> list[str]:
+    begins, at = [], 0
+    for sentence in sentences:
+        begins.append(text.index(sentence, at))
+        at = begins[-1] + len(sentence)
+    return [text[a:b] for a, b in pairwise([*begins, at])] if sentences else []
+
+
+def _punkt(name: str, language: str) -> Callable[[str], list[str]]:
     if name != "nltk":
         raise UserError(f"--sentence-splitter {name} is unknown: give rules or nltk")
     try:

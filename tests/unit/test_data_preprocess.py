@@ -171,6 +171,43 @@ def test_nltk_is_named_when_it_is_missing(tmp_path, bpe, monkeypatch):
         run(tmp_path, bpe[0], lines, split_sentences=True, sentence_splitter="nltk", lang="german")
 
 
+def test_line_breaks_between_sentences_can_stay(tmp_path, bpe):
+    """Megatron-LM's --keep-newlines: they end the sentence before them."""
+    folder, inner = bpe
+    lines = write(tmp_path / "x.jsonl", ["  A one.\n\nB two.  C three.\n", "no end\nat all"])
+    run(tmp_path, folder, lines, split_sentences=True, keep_newlines=True, append_eod=False)
+    sentences = [["A one.\n\n", "B two.  ", "C three."], ["no end\nat all"]]
+    wanted = [[inner.encode(s).ids for s in document] for document in sentences]
+    assert documents(tmp_path / "out/o_text_sentence") == wanted
+    with pytest.raises(UserError, match="--keep-newlines is for --split-sentences"):
+        run(tmp_path, folder, lines, keep_newlines=True)
+
+
+def test_sentences_by_nltk(tmp_path, bpe, monkeypatch):
+    """NLTK itself, with parameters that it learned here from a text full of one abbreviation."""
+    nltk = pytest.importorskip("nltk")
+    from nltk.tokenize import punkt
+
+    text = "The fox saw approx. five dogs. A dog ran approx. two miles. They ate at noon. "
+    trainer = punkt.PunktTrainer(text * 30)
+    data = tmp_path / "nltk/tokenizers/punkt_tab/german"
+    data.mkdir(parents=True)
+    monkeypatch.setattr(nltk.data, "path", [str(tmp_path / "nltk")])
+    punkt.save_punkt_params(trainer.get_params(), str(data))
+    folder, inner = bpe
+    lines = write(tmp_path / "x.jsonl", ["We met approx. ten foxes.\nThey ran."])
+    how = {"split_sentences": True, "sentence_splitter": "nltk", "append_eod": False}
+    for keep, first in (
+        (False, "We met approx. ten foxes."),
+        (True, "We met approx. ten foxes.\n"),
+    ):
+        run(tmp_path, folder, lines, **how, lang="german", keep_newlines=keep)
+        wanted = [[inner.encode(s).ids for s in (first, "They ran.")]]
+        assert documents(tmp_path / "out/o_text_sentence") == wanted
+    with pytest.raises(UserError, match="punkt_tab for --lang english is not installed"):
+        run(tmp_path, folder, lines, **how)
+
+
 @pytest.mark.parametrize("limit", [1, 10, 57, 100000])
 @pytest.mark.parametrize("sentences", [False, True])
 def test_max_tokens_ends_after_the_document_that_reaches_it(tmp_path, bpe, limit, sentences):
