@@ -1,0 +1,313 @@
+"""The real program, built and run as one rank of a large job: without its memory or its peers.
+
+Tensors are fake (shapes without data) and so is the process group, so that one CPU core builds any
+rank of 1,024 in seconds. What the model, DDP, the optimizer and megatron-core's schedules allocate
+and send is counted, not computed: this is what the planner's formulas are checked against.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from fixedcode_megatron import cpu_platform
+from fixedcode_megatron import runtime as run_time
+from fixedcode_megatron.planning.traffic import Traffic
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.config import RunConfig
+    from fixedcode_megatron.training.trainer import Trainer
+
+_OPERATIONS = {
+    "allgather": "all_gather",
+    "_allgather_base": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "_reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "send": "send",
+    "recv": "receive",
+    "recv_any_source": "receive",
+}
+_UNCOUNTED = ("barrier", "broadcast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What one rank holds and sends.
+
+    Attributes
+    ----------
+    shapes
+        Its parameters by name, model chunks one after the other.
+    parameter_bytes, gradient_bytes
+        Size of the buffers that hold parameters and gradients, with their padding.
+    optimizer_bytes
+        FP32 main parameters and Adam's moments after the first step.
+    traffic
+        Collectives of one training step.
+    activation_bytes
+        Most memory held at once, besides all that, between the step's start and the update.
+    """
+
+    shapes: list[tuple[str, tuple[int, ...]]]
+    parameter_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int
+    traffic: Traffic
+    activation_bytes: int
+
+
+def rehearse(cfg: RunConfig, *, world_size: int, rank: int = 0) -> Rehearsal:
+    """Build rank `rank` of `world_size` and take one step on fake tensors.
+
+    Parameters
+    ----------
+    cfg
+        A configuration that was parsed for `world_size` ranks; `vocab_size` must be given.
+
+    Notes
+    -----
+    Must not be called while a process group exists. On a GPU machine hide the GPUs: the layers are
+    the torch-native ones, for Transformer Engine's kernels accept no fake tensors.
+    """
+    assert not dist.is_initialized(), "a rehearsal needs a process without a process group"
+    cpu_platform.install()
+    cfg = copy.deepcopy(cfg)
+    cfg.set("perform_initialization", False)
+    with _fake_job(cfg, world_size, rank) as runtime:
+        trainer = _build(cfg, runtime)
+        gradient_bytes = _gradient_bytes(trainer)
+        shapes = [(n, tuple(p.shape)) for model in trainer.models for n, p in _named(model)]
+        parameter_bytes = _parameter_bytes(trainer)
+        with _Recorder():
+            _ask_once(trainer)
+        recorder = _Recorder()
+        with recorder:
+            _step(trainer, recorder)
+        return Rehearsal(
+            shapes=shapes,
+            parameter_bytes=parameter_bytes,
+            gradient_bytes=gradient_bytes,
+            optimizer_bytes=_optimizer_bytes(trainer),
+            traffic=recorder.traffic,
+            activation_bytes=recorder.peak,
+        )
+
+
+def _build(cfg: RunConfig, runtime: run_time.Runtime) -> Trainer:
+    from fixedcode_megatron.model.gpt import run_vocabulary
+    from fixedcode_megatron.training.trainer import build_trainer
+
+    assert cfg.model.vocab_size is not None
+    return build_trainer(cfg, runtime, run_vocabulary(cfg, cfg.model.vocab_size))
+
+
+def _step(trainer: Trainer, recorder: _Recorder) -> None:
+    """`training.step.train_step`, with the memory's peak read before the update."""
+    from megatron.core.num_microbatches_calculator import get_num_microbatches
+
+    from fixedcode_megatron.training.step import run_microbatches
+
+    for model in trainer.models:
+        model.zero_grad_buffer()
+    trainer.optimizer.zero_grad()
+    run_microbatches(
+        trainer,
+        [_batches(trainer.cfg) for _ in trainer.models],
+        num_microbatches=get_num_microbatches(),
+    )
+    recorder.watching = False
+    trainer.optimizer.step()
+
+
+def _ask_once(trainer: Trainer) -> None:
+    """Let the optimizer ask all ranks what it asks in a job's first step only.
+
+    Newer releases of megatron-core find out whether any parameter's norm is clipped separately.
+    """
+    from megatron.core.optimizer import optimizer as mcore_optimizer
+
+    for name in getattr(mcore_optimizer, "SEPARATE_GRAD_NORM_GROUPS", ()):
+        for part in (trainer.optimizer, *trainer.optimizer.chained_optimizers):
+            part.has_grad_norm_group(name)
+
+
+def _batches(cfg: RunConfig) -> Iterator[dict[str, Tensor]]:
+    length = cfg.model.seq_length // cfg.transformer.context_parallel_size
+    ids = torch.zeros(cfg.training.micro_batch_size, length, dtype=torch.long)
+    mask = torch.ones(cfg.training.micro_batch_size, length)
+    while True:
+        yield {"tokens": ids, "labels": ids, "position_ids": ids, "loss_mask": mask}
+
+
+def _named(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        yield name.removeprefix("module.").removeprefix("module."), parameter
+
+
+def _buffers(trainer: Trainer) -> list[Any]:
+    return [buffer for model in trainer.models for buffer in model.buffers]
+
+
+def _gradient_bytes(trainer: Trainer) -> int:
+    return sum(b.grad_data.numel() * b.grad_data.element_size() for b in _buffers(trainer))
+
+
+def _parameter_bytes(trainer: Trainer) -> int:
+    """With the distributed optimizer parameters live in one padded buffer, else on their own."""
+    total = 0
+    for buffer in _buffers(trainer):
+        tensors = buffer.params if buffer.param_data is None else [buffer.param_data]
+        total += sum(t.numel() * t.element_size() for t in tensors)
+    return total
+
+
+def _optimizer_bytes(trainer: Trainer) -> int:
+    total, params = 0, {id(p) for model in trainer.models for p in model.parameters()}
+    buffers = {
+        b.param_data.untyped_storage()._cdata for b in _buffers(trainer) if b.param_data is not None
+    }
+    for part in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
+        inner = part.optimizer
+        for group in inner.param_groups:
+            for p in group["params"]:
+                view = p.untyped_storage()._cdata in buffers  # FP32: a shard of the parameters
+                if id(p) not in params and not view:
+                    total += p.numel() * p.element_size()
+                total += sum(
+                    value.numel() * value.element_size()
+                    for value in inner.state[p].values()
+                    if isinstance(value, Tensor)
+                )
+    return total
+
+
+class _Recorder(TorchDispatchMode):
+    """Answers collectives without peers, counts them, and follows the memory in use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.traffic = Traffic()
+        self.watching = True
+        self.peak = self._live = 0
+        self._storages: dict[int, Any] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        namespace, _, name = func.name().partition("::")
+        if namespace == "c10d":
+            return self._communicate(func, name.partition(".")[0].rstrip("_"), args)
+        if name == "_local_scalar_dense":
+            # The program reads a number (a norm, a flag): there is none, and any will do.
+            return False if args[0].dtype == torch.bool else 1
+        result = func(*args, **(kwargs or {}))
+        if self.watching:
+            # In-place operations and views return what was there before.
+            old = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
+            for tensor in _tensors(result):
+                if tensor.untyped_storage()._cdata not in old:
+                    self._watch(tensor)
+        return result
+
+    def _communicate(self, func: Any, name: str, args: Any) -> Any:
+        from torch._C._distributed_c10d import FakeWork
+
+        if name not in _UNCOUNTED:
+            group = next(a for a in args if isinstance(a, torch.ScriptObject))
+            size = dist.ProcessGroup.unbox(group).size()
+            operation = _OPERATIONS[name]
+            if operation in ("send", "receive"):
+                size = 2
+            self.traffic.add(operation, size, max(_sizes(args)))
+        work = FakeWork().boxed()
+        return work if len(func._schema.returns) == 1 else (args[0], work)
+
+    def _watch(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        key = storage._cdata
+        if key in self._storages:
+            return
+        size = storage.nbytes()
+
+        def freed(_reference: Any) -> None:
+            self._storages.pop(key, None)
+            self._live -= size
+
+        self._storages[key] = weakref.ref(storage, freed)
+        self._live += size
+        self.peak = max(self.peak, self._live)
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
+def _sizes(args: Any) -> list[int]:
+    """Bytes of each argument: a tensor, or a list of tensors taken together."""
+    return [sum(t.numel() * t.element_size() for t in _tensors(value)) for value in args]
+
+
+@contextlib.contextmanager
+def _fake_job(cfg: RunConfig, world_size: int, rank: int) -> Iterator[run_time.Runtime]:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    runtime = run_time.Runtime(
+        device=torch.device("cpu"), backend="fake", rank=rank, world_size=world_size, local_rank=0
+    )
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        run_time._init_model_parallel(cfg)
+        run_time._seed(cfg.training.seed)
+        with contextlib.ExitStack() as stack:
+            for owner, name, replacement in _replacements():
+                stack.enter_context(_replaced(owner, name, replacement))
+            stack.enter_context(FakeTensorMode(allow_non_fake_inputs=True))
+            yield runtime
+    finally:
+        run_time.shutdown()
+
+
+def _replacements() -> list[tuple[Any, str, Callable[..., Any]]]:
+    """What cannot run without data: exchanges of Python objects, random states, casts in place."""
+    import megatron.core.optimizer.clip_grads as clip_grads
+    import megatron.core.tensor_parallel.random as mcore_random
+
+    def all_gather_object(results: list[Any], value: Any, group: Any = None) -> None:
+        results[:] = [value] * len(results)
+
+    def no_fork(*_args: Any, **_kwargs: Any) -> Any:
+        return contextlib.nullcontext()
+
+    return [
+        (dist, "all_gather_object", all_gather_object),
+        (clip_grads, "multi_tensor_applier", lambda *_args: (torch.zeros(1), None)),
+        (mcore_random.CudaRNGStatesTracker, "fork", no_fork),
+        (mcore_random, "_get_all_rng_states", lambda: (None, None, None)),
+        (mcore_random, "_set_all_rng_states", lambda *_args: None),
+        (mcore_random, "_fork_rng", contextlib.nullcontext),
+        # Everything is built on its device and in its type already.
+        (torch.nn.Module, "_apply", lambda module, *_args, **_kwargs: module),
+    ]
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
