@@ -71,13 +71,13 @@ def check_inputs(
             f"{path} was not written by fixedcode-megatron: it names no token code. A new run can "
             "start with its weights: --finetune, or --pretrained-checkpoint in place of --load"
         )
+    _check_vocabulary(trainer.vocabulary.size, common, path)
     saved = common["tokenizer_fingerprint"]
     if tokenizer_fingerprint and saved and tokenizer_fingerprint != saved:
         raise UserError(
             f"{path} was trained with another tokenizer (fingerprint {saved}, "
             f"this run's is {tokenizer_fingerprint}); give the checkpoint's --tokenizer-model"
         )
-    _check_vocabulary(trainer.vocabulary.size, common, path)
     difference = _difference_of_inputs(trainer, common)
     if difference is None:
         return True

@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
+from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
-from megatron.core.dist_checkpointing.validation import StrictHandling
 from torch.distributed.checkpoint.api import CheckpointException
 
 from fixedcode_megatron.errors import UserError
@@ -33,6 +33,7 @@ from fixedcode_megatron.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 _EXTRA_STATE = "_extra_state"  # FP8 scaling of Transformer Engine's layers; torch-native have none
+_BOUNDS = ("max_lr", "min_lr")
 _NOT_WEIGHTS = ("optimizer.", "rng_state", "rerun_state_machine", "common_state")
 
 
@@ -117,51 +118,50 @@ def _load(
 ) -> dict[str, Any]:
     """Read `wanted` from `path`; refuses weights that one side has and the other lacks."""
     try:
-        _drop_absent_extra_states(trainer, wanted, path)
-        loaded, only_there, absent = dist_checkpointing.load(
-            wanted, str(path), strict=StrictHandling.RETURN_ALL
-        )
+        present = load_sharded_metadata(str(path))
+        for name, _ in named_chunks(trainer):
+            wanted[name] = _without_absent_extra_states(wanted[name], present)
+        held = {value.key for value in present.values() if _is_weight(value.key)}
+        if may_hold_input:
+            held = {key for key in held if not warm_start.is_input(key)}
+        _must_be_equal(held, wanted, path)
+        return dist_checkpointing.load(wanted, str(path))
     except CheckpointingException as error:
         raise UserError(
             f"{path} does not fit the model that the flags describe: {error}"
         ) from error
     except CheckpointException as error:  # torch's, with each rank's own exception inside
         causes = {str(cause) for cause, _ in error.failures.values()}
-        raise UserError(
-            f"{path} could not be loaded: {'; '.join(sorted(causes))}. If its content is damaged, "
-            "go back with --ckpt-step; --verify-integrity finds such a one by itself"
-        ) from error
-    lacking: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(lacking, absent)
-    extra = {key for key in only_there if _is_weight(key)}
-    if may_hold_input:
-        extra = {key for key in extra if not warm_start.is_input(key)}
-    for keys, what in ((set().union(*lacking), "has no"), (extra, "holds, and this model not,")):
-        if keys:
-            raise UserError(
-                f"{path} does not fit the model that the flags describe: it {what} "
-                f"{', '.join(sorted(keys))}"
-            )
-    return loaded
+        raise UserError(f"{path} could not be loaded: {'; '.join(sorted(causes))}") from error
 
 
 def _is_weight(key: str) -> bool:
     return not key.startswith(_NOT_WEIGHTS) and _EXTRA_STATE not in key
 
 
-def _drop_absent_extra_states(trainer: Trainer, wanted: dict[str, Any], path: Path) -> None:
-    """Ask for no FP8 state that the checkpoint lacks (one of torch-native layers, or of BF16)."""
-    present = load_sharded_metadata(str(path))
-    for name, _ in named_chunks(trainer):
-        wanted[name] = {
-            key: value
-            for key, value in wanted[name].items()
-            if not (
-                isinstance(value, ShardedObject)
-                and _EXTRA_STATE in value.key
-                and value.unique_key not in present
+def _without_absent_extra_states(state: dict[str, Any], present: dict[str, Any]) -> dict[str, Any]:
+    """Ask for no FP8 state that the checkpoint lacks: one of torch-native layers, or of BF16."""
+    return {
+        name: value
+        for name, value in state.items()
+        if not isinstance(value, ShardedObject)
+        or _EXTRA_STATE not in value.key
+        or value.unique_key in present
+    }
+
+
+def _must_be_equal(held: set[str], wanted: dict[str, Any], path: Path) -> None:
+    """Refuse weights that only the checkpoint or only the model (of all ranks together) has."""
+    own = {value.key for value in nested_values(wanted) if hasattr(value, "key")}
+    of_ranks: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(of_ranks, {key for key in own if _is_weight(key)})
+    asked: set[str] = set().union(*of_ranks)
+    for keys, what in ((asked - held, "has no"), (held - asked, "holds, and this model does not,")):
+        if keys:
+            raise UserError(
+                f"{path} does not fit the model that the flags describe: it {what} "
+                f"{', '.join(sorted(keys))}"
             )
-        }
 
 
 def _set_weights(trainer: Trainer, loaded: dict[str, Any]) -> None:
@@ -178,8 +178,16 @@ def _start_optimizer(trainer: Trainer) -> None:
 
 
 def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> None:
+    bounds = [
+        {name: group[name] for name in _BOUNDS if name in group}
+        for group in trainer.optimizer.param_groups
+    ]
     with torch.no_grad():  # FP32 weights are their own main weights: leaves, copied into in place
         trainer.optimizer.load_state_dict(state)
+    if trainer.cfg.training.override_opt_param_scheduler:
+        # The schedule runs between bounds that each group has for itself, and has now loaded.
+        for group, own in zip(trainer.optimizer.param_groups, bounds, strict=True):
+            group.update(own)
     # The step count is saved by rank 0 alone, which has none where its stage owns no parameter.
     steps = trainer.state.optimizer_steps
     for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):

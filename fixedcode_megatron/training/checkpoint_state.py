@@ -19,6 +19,7 @@ from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.tensor_parallel import get_cuda_rng_tracker
 
 from fixedcode_megatron import __version__
+from fixedcode_megatron.training import optimizer_padding
 from fixedcode_megatron.training.trainer import Trainer
 
 # Megatron-LM reads a lower or missing number as weights whose QKV rows it must permute.
@@ -55,6 +56,7 @@ def sharded_state(trainer: Trainer, *, loading: bool, optimizer: bool, rng: bool
         name: chunk.sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(trainer)
     }
     if optimizer:
+        optimizer_padding.install()
         state["optimizer"] = trainer.optimizer.sharded_state_dict(
             dict(state), is_loading=loading, metadata=metadata
         )

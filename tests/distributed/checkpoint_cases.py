@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from tests.distributed.cases import run_main
+from tests.distributed.cases import _trainer, run_main
 
 
 def run_with_slow_writer(argv: list[str], seconds: float) -> list[tuple[int, int, int | None]]:
@@ -131,3 +131,121 @@ def plain_tensors(path: str) -> dict[str, torch.Tensor]:
     }
     checkpoint.load(state, storage_reader=FileSystemReader(path), no_dist=True)
     return state
+
+
+def tensors_of(paths: list[Path]) -> list[dict[str, torch.Tensor]]:
+    """The tensors of several checkpoints."""
+    return [plain_tensors(str(path)) for path in paths]
+
+
+def run_saving_what_was_loaded(argv: list[str], folder: Path) -> int:
+    """`run_main`, with a checkpoint of the state right after loading written to `folder`."""
+    from fixedcode_megatron.training import checkpoint_load
+
+    original = checkpoint_load.load_checkpoint
+
+    def load(trainer: Any, *args: Any, **kwargs: Any) -> None:
+        original(trainer, *args, **kwargs)
+        _save(trainer, folder)
+
+    checkpoint_load.load_checkpoint = load
+    return run_main(argv)
+
+
+def _save(trainer: Any, folder: Path) -> None:
+    from fixedcode_megatron.training.checkpoint_save import CheckpointSaver
+
+    options = trainer.cfg.checkpoint
+    before, options.save = options.save, str(folder)
+    CheckpointSaver(trainer, tokenizer_fingerprint=None).save()
+    options.save = before
+
+
+def run_leaving_out(argv: list[str], words: str) -> int:
+    """`run_main` whose checkpoints lack what has `words` in its name."""
+    from fixedcode_megatron.training import checkpoint_state
+
+    original = checkpoint_state.sharded_state
+
+    def sharded_state(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        state = original(*args, **kwargs)
+        if not kwargs["loading"]:
+            state["model"] = {k: v for k, v in state["model"].items() if words not in k}
+        return state
+
+    checkpoint_state.sharded_state = sharded_state
+    return run_main(argv)
+
+
+def run_with_state_in_attention(argv: list[str]) -> int:
+    """`run_main` with a core attention that has extra state, as Transformer Engine's has."""
+    from fixedcode_megatron.model.layers import CoreAttention
+
+    CoreAttention.get_extra_state = lambda self: torch.tensor([7])  # type: ignore[method-assign]
+    CoreAttention.set_extra_state = lambda self, state: None  # type: ignore[method-assign]
+    return run_main(argv)
+
+
+def settings_of_each_step(argv: list[str]) -> list[list[tuple[float, float]]]:
+    """Learning rate and weight decay of each parameter group at each iteration's update."""
+    from fixedcode_megatron.training import loop
+
+    original, settings = loop.train_step, []
+
+    def step(trainer: Any, *args: Any) -> Any:
+        groups = trainer.optimizer.param_groups
+        settings.append([(group["lr"], group["weight_decay"]) for group in groups])
+        return original(trainer, *args)
+
+    loop.train_step = step
+    assert run_main(argv) == 0
+    return settings
+
+
+def random_states(argv: list[str], folder: Path) -> tuple[list[bytes], list[bytes]]:
+    """This rank's random states when it saved, and after other draws and loading."""
+    import numpy as np
+    from megatron.core.tensor_parallel import get_cuda_rng_tracker
+
+    from fixedcode_megatron.training.checkpoint_files import checkpoint_path
+    from fixedcode_megatron.training.checkpoint_load import load_checkpoint
+
+    def seed(number: int) -> None:
+        random.seed(number)
+        np.random.seed(number)
+        torch.manual_seed(number)
+        states = get_cuda_rng_tracker().get_states()
+        torch_state = torch.get_rng_state()
+        get_cuda_rng_tracker().set_states({name: torch_state.clone() for name in states})
+
+    def states() -> list[bytes]:
+        tracked = get_cuda_rng_tracker().get_states()
+        return [
+            repr(random.getstate()).encode(),
+            repr(np.random.get_state()[1].tolist()).encode(),  # type: ignore[union-attr]
+            torch.get_rng_state().numpy().tobytes(),
+            *(tracked[name].numpy().tobytes() for name in sorted(tracked)),
+        ]
+
+    trainer = _trainer(argv)
+    seed(100 + int(os.environ["RANK"]))
+    torch.rand(3)
+    saved = states()
+    _save(trainer, folder)
+    seed(5)
+    load_checkpoint(trainer, checkpoint_path(folder, 0))
+    return saved, states()
+
+
+def weights_at_start(argv: list[str]) -> dict[str, torch.Tensor]:
+    """Parameters that a run starts with, as the entry point loads them."""
+    from fixedcode_megatron.training.checkpoint_load import load_checkpoint
+    from fixedcode_megatron.training.start import checkpoint_to_load
+
+    trainer = _trainer(argv)
+    source = checkpoint_to_load(trainer.cfg)
+    if source is not None:
+        load_checkpoint(trainer, source.path, weights_only=source.weights_only)
+    assert trainer.state.iteration == 0
+    named = trainer.models[0].module.named_parameters()
+    return {name: parameter.detach().clone() for name, parameter in named}

@@ -48,13 +48,9 @@ def log_of(folder: Path, rank: int = 0) -> str:
 
 
 def same_tensors(one: Path, other: Path) -> bool:
-    [(a, b)] = run_ranks(1, _both, str(one), str(other))
+    [(a, b)] = run_ranks(1, checkpoint_cases.tensors_of, [one, other])
     assert a.keys() == b.keys() and len(a) > 20
     return all(torch.equal(a[key], b[key]) for key in a)
-
-
-def _both(one, other):
-    return checkpoint_cases.plain_tensors(one), checkpoint_cases.plain_tensors(other)
 
 
 def test_a_snapshot_is_that_of_its_iteration_and_published_when_it_is_written(
