@@ -38,6 +38,7 @@ def exact_figures(run, start=0):
 @pytest.mark.parametrize("interface", ["learned", "binary"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_ten_save_resume_ten_equals_twenty_bit_for_bit(train, tmp_path, layout, interface):
+    """Also case 37: a first stage that owns nothing (`interface-alone`) saves and loads."""
     ranks, flags = LAYOUTS[layout]
     flags = f"--input-interface {interface} {flags}"
     straight = train(flags, ranks=ranks)

@@ -78,7 +78,7 @@ def test_a_time_limit_saves_and_leaves(train, same, tmp_path):
 def test_a_rank_killed_while_it_saves_costs_only_what_came_after_the_last_checkpoint(
     train, base_flags, same, tmp_path
 ):
-    """Also: the rows of iterations that are done again appear once, the first ones set aside."""
+    """Case 28. Also: rows of iterations that are done again appear once, the first set aside."""
     flags = f"{same} --train-iters 6 --save-interval 2"
     straight = train(f"{QUICK} --train-iters 6", ranks=2)
     argv = [*base_flags, *flags.split(), "--run-dir", str(tmp_path)]
@@ -90,6 +90,7 @@ def test_a_rank_killed_while_it_saves_costs_only_what_came_after_the_last_checkp
     assert partial_path(checkpoints, 4).is_dir()
     run = train(flags, ranks=2, folder=tmp_path)
     assert run.status == 0
+    assert log_of(run).count(".iter_0000004.partial was never finished; going on from") == 1
     assert (checkpoints / TRACKER).read_text() == "6\n"
     assert sorted(p.name for p in checkpoints.iterdir()) == [
         "iter_0000002",
@@ -104,6 +105,7 @@ def test_a_rank_killed_while_it_saves_costs_only_what_came_after_the_last_checkp
 
 
 def test_a_checkpoint_that_does_not_fit_on_the_disk(train, base_flags, same, tmp_path):
+    """Case 29, with a limit on the size of files in place of a small disk."""
     argv = [*base_flags, *f"{same} --run-dir {tmp_path}".split()]
     train(f"{same} --train-iters 2 --lr-decay-iters 4")
     more = [*argv, "--train-iters", "4", "--lr-decay-iters", "4", "--override-opt-param-scheduler"]
@@ -180,7 +182,7 @@ def test_an_optimizer_started_anew_counts_its_own_steps(train, same, tmp_path):
 
 @pytest.mark.parametrize("interface", ["learned", "binary", "lowdim"])
 def test_the_padded_vocabulary_may_change_with_the_layout(train, same, interface):
-    """V = 500 is padded to 504 rows at TP 1 and to 512 at TP 2; back at TP 1 all is as it was.
+    """Case 36. V = 500 is padded to 504 rows at TP 1, to 512 at TP 2; back at TP 1 all is as it was.
 
     The learning rate of 0 keeps the weights, so that the losses tell whether the rows are the same;
     padding rows take part in the softmax, which moves them by log(512 / 504) = 0.016.

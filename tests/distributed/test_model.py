@@ -33,6 +33,7 @@ def test_recompute_gives_layer_one_the_same_gradients(base_flags, interface, rec
 
 
 def test_sequence_parallel_ranks_compute_their_own_slice(base_flags):
+    """Case 40."""
     ids = [[3, 1, 4, 15, 92, 65, 35, 89]]
     flags = [*base_flags, "--input-interface", "gf2"]
     split = [*flags, "--tensor-model-parallel-size", "2", "--sequence-parallel"]
@@ -42,6 +43,19 @@ def test_sequence_parallel_ranks_compute_their_own_slice(base_flags):
     for rank, part in enumerate(parts):
         assert part.shape == (4, 1, 72)
         assert torch.equal(part, expected[4 * rank : 4 * rank + 4])
+
+
+@pytest.mark.parametrize("interface", ["learned", "binary"])
+def test_sequence_parallel_ranks_drop_other_elements(base_flags, interface):
+    """Case 40: the same id everywhere, so that only the mask tells the ranks' slices apart."""
+    flags = [*base_flags, "--input-interface", interface, "--hidden-dropout", "0.5"]
+    flags += ["--tensor-model-parallel-size", "2", "--sequence-parallel"]
+    flags += ["--code-offset", "1.0"] if interface == "binary" else []  # no value is 0
+    first, second = run_ranks(2, cases.embedding_output, flags, [[3] * 8])
+    assert first.shape == second.shape == (4, 1, 72)
+    for part in (first, second):
+        assert 0.35 < (part == 0).float().mean() < 0.65
+    assert not torch.equal(first == 0, second == 0)
 
 
 @pytest.mark.parametrize("interface", ["binary", "gf2", "random"])

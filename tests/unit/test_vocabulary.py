@@ -16,6 +16,7 @@ from fixedcode_megatron.model.gpt import Vocabulary
     ],
 )
 def test_padding_by_tensor_parallel_size(size, padded):
+    """Case 36."""
     found = [Vocabulary.padded(size, 128, tensor_parallel) for tensor_parallel in (1, 2, 4)]
     assert tuple(v.padded_size for v in found) == padded
     assert {v.size for v in found} == {size}
