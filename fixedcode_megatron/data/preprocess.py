@@ -24,9 +24,9 @@ from fixedcode_megatron.data.output import Output, cut_to_tokens
 from fixedcode_megatron.data.progress import ByteProgress
 from fixedcode_megatron.data.run_summary import common_summary, dataset_summary
 from fixedcode_megatron.data.sentences import make_splitter
-from fixedcode_megatron.data.sources import Item, Lines, Payload
+from fixedcode_megatron.data.sources import Item, Lines, Payload, rejection
 from fixedcode_megatron.data.tokenizers import Tokenizer, build_tokenizer
-from fixedcode_megatron.data.work import Inputs, Position, open_inputs, rejection
+from fixedcode_megatron.data.work import Inputs, Position, open_inputs
 from fixedcode_megatron.data.workers import WorkerPool
 
 __all__ = ["PreprocessOptions", "preprocess"]

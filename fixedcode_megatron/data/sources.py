@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fixedcode_megatron.data.documents import Records, parse_lines, read_text_file
+from fixedcode_megatron.data.documents import Records, Rejected, parse_lines, read_text_file
 from fixedcode_megatron.data.streams import chunks
 from fixedcode_megatron.errors import UserError
 
@@ -51,6 +51,14 @@ class Item:
     payload: Payload
     end: int
     read_bytes: int
+
+
+def rejection(item: Item, lines_before: int, rejected: Rejected) -> UserError:
+    """The error for a line that is no document."""
+    return UserError(
+        f"{item.path}:{lines_before + rejected.line}: {rejected.reason} "
+        "(--on-error skip leaves such lines out and counts them)"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from fixedcode_megatron.data import sources, tables
-from fixedcode_megatron.data.documents import Rejected
+from fixedcode_megatron.data.ahead import read_ahead
 from fixedcode_megatron.data.hub import HubDataset
 from fixedcode_megatron.data.inputs import expand_inputs, kind_of
-from fixedcode_megatron.data.sources import Item
+from fixedcode_megatron.data.sources import Item, rejection
+from fixedcode_megatron.data.workers import available_cores
 from fixedcode_megatron.errors import UserError
 
+_UNPACKED_AT_ONCE = 8  # compressed files
 _SAMPLE_FILES = 4
 _SAMPLE_CHARACTERS = 160_000
 _SAMPLE_DOCUMENT = 20_000
@@ -104,14 +106,6 @@ def read_texts(inputs: Inputs, keys: Sequence[str], *, stop: bool) -> Iterator[s
             yield from record
 
 
-def rejection(item: Item, lines_before: int, rejected: Rejected) -> UserError:
-    """The error for a line that is no document."""
-    return UserError(
-        f"{item.path}:{lines_before + rejected.line}: {rejected.reason} "
-        "(--on-error skip leaves such lines out and counts them)"
-    )
-
-
 class FileInputs:
     """Files, in the order of `expand_inputs`.
 
@@ -140,12 +134,19 @@ class FileInputs:
         return [*files, self._low, self._high]
 
     def items(self, position: Position) -> Iterator[Item]:
-        for index in range(position.file, len(self.files)):
-            start = position.offset if index == position.file else 0
-            if self._all or (
-                self._begins[index] < self._high and self._begins[index + 1] > self._low
-            ):
-                yield from self._items_of(index, start)
+        chosen = [
+            index
+            for index in range(position.file, len(self.files))
+            if self._all
+            or (self._begins[index] < self._high and self._begins[index + 1] > self._low)
+        ]
+        parts = (
+            self._items_of(index, position.offset if index == position.file else 0)
+            for index in chosen
+        )
+        if len(chosen) > 1 and all(kind_of(self.files[i]) == "packed lines" for i in chosen):
+            return read_ahead(parts, min(available_cores(), _UNPACKED_AT_ONCE))
+        return itertools.chain.from_iterable(parts)
 
     def _items_of(self, index: int, start: int) -> Iterator[Item]:
         path = self.files[index]

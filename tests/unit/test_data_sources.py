@@ -2,8 +2,11 @@
 
 import bz2
 import gzip
+import itertools
 import json
 import lzma
+import threading
+import time
 
 import pyarrow as pa
 import pyarrow.feather
@@ -12,6 +15,7 @@ import pytest
 import zstandard
 
 from fixedcode_megatron.data import sources, tables
+from fixedcode_megatron.data.ahead import read_ahead
 from fixedcode_megatron.data.inputs import expand_inputs
 from fixedcode_megatron.data.work import FileInputs, Position, read_texts
 from fixedcode_megatron.errors import UserError
@@ -172,3 +176,39 @@ def test_sample_comes_from_several_places(tmp_path):
     numbers = [int(t[:6]) for t in FileInputs([str(tmp_path)], ["text"]).sample()]
     assert numbers[0] == 0 and 500 < max(numbers) < 1000
     assert len({n // 100 for n in numbers}) >= 3
+
+
+def test_compressed_files_are_read_at_once_and_come_in_order(tmp_path):
+    """More files than threads, of many items each; the last one is cut short."""
+    texts = [f"{i} {j}" for i in range(12) for j in range(3000)]
+    for i in range(12):
+        lines = "".join(json.dumps({"text": t}) + "\n" for t in texts[3000 * i : 3000 * (i + 1)])
+        (tmp_path / f"p_{i}.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    inputs = FileInputs([str(tmp_path)], ["text"])
+    assert list(read_texts(inputs, ["text"], stop=True)) == texts
+    last = tmp_path / "p_11.jsonl.gz"
+    last.write_bytes(last.read_bytes()[:3000])
+    found = []
+    with pytest.raises(UserError, match=r"p_11\.jsonl\.gz: the compressed file is damaged or cut"):
+        for text in read_texts(inputs, ["text"], stop=True):
+            found.append(text)
+    assert found == texts[: len(found)] and len(found) >= 33_000
+
+
+def test_sources_are_read_together_and_ended():
+    together = threading.Barrier(3, timeout=60)
+
+    def source(name):
+        together.wait()  # would never pass if the three were read one after the other
+        yield from (f"{name}{i}" for i in range(10))
+
+    items = read_ahead(map(source, "abc"), 3)
+    assert list(items) == [f"{name}{i}" for name in "abc" for i in range(10)]
+    endless = read_ahead([itertools.count()], 2)
+    assert [next(endless) for _ in range(5)] == [0, 1, 2, 3, 4]
+    before = threading.active_count()
+    endless.close()
+    deadline = time.monotonic() + 30
+    while threading.active_count() >= before:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
