@@ -53,6 +53,7 @@ def whole_folders(folder):
 
 
 def test_two_ranks_with_one_and_with_two_cache_folders_and_two_jobs(tmp_path, prefixes):
+    """Case 26."""
     shared, first, second, jobs = (
         str(tmp_path / name) for name in ("shared", "one", "two", "jobs")
     )

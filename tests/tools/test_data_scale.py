@@ -74,6 +74,7 @@ def run(code, *arguments):
 
 
 def test_merging_200_shards_takes_no_more_memory_than_2(tmp_path):
+    """Case 13."""
     lengths = np.random.default_rng(0).integers(1, 20, 20_000)
     ids = np.arange(lengths.sum()) % 50_000
     with IndexedDatasetWriter(tmp_path / "shard", np.uint16) as writer:
@@ -94,7 +95,7 @@ def test_merging_200_shards_takes_no_more_memory_than_2(tmp_path):
 
 @pytest.mark.parametrize("documents", [1_000_000, pytest.param(20_000_000, marks=pytest.mark.slow)])
 def test_one_token_documents(tmp_path, documents):
-    """Writing takes 12 bytes a document and the array's slack, merging nothing."""
+    """Case 13: Writing takes 12 bytes a document and the array's slack, merging nothing."""
     prefix = tmp_path / "d"
     allowance = 6_000_000  # blocks
     assert run(WRITE, prefix, documents) <= 16 * documents + allowance

@@ -52,6 +52,7 @@ def left(tmp_path):
 
 
 def test_empty_first_document_is_left_out(tmp_path, bpe):
+    """Case 1."""
     folder, reference = bpe
     lines = write_lines(tmp_path / "x.jsonl", '{"text":""}', '{"text":"hi"}')
     done = pre(tmp_path, folder, "--input", lines)
@@ -64,6 +65,7 @@ def test_empty_first_document_is_left_out(tmp_path, bpe):
 
 
 def test_nothing_but_empty_documents(tmp_path, bpe):
+    """Case 1."""
     lines = write_lines(tmp_path / "x.jsonl", '{"text":""}')
     done = pre(tmp_path, bpe[0], "--input", lines)
     assert done.returncode == 1
@@ -72,6 +74,7 @@ def test_nothing_but_empty_documents(tmp_path, bpe):
 
 
 def test_each_key_has_both_files_and_documents_stay_aligned(tmp_path, bpe):
+    """Case 2."""
     folder, reference = bpe
     lines = write_lines(
         tmp_path / "x.jsonl", '{"title":"a","text":"b c"}', '{"title":"","text":"d"}'
@@ -87,6 +90,7 @@ def test_each_key_has_both_files_and_documents_stay_aligned(tmp_path, bpe):
 
 
 def test_eod_is_counted_and_comes_once(tmp_path):
+    """Cases 3 and 4."""
     inner = tokenizers.Tokenizer(
         tokenizers.models.WordLevel({"<s>": 0, "</s>": 1, "a": 2, "b": 3, "c": 4, "d": 5})
     )
@@ -104,6 +108,7 @@ def test_eod_is_counted_and_comes_once(tmp_path):
 
 
 def test_tokenizer_without_eod(tmp_path):
+    """Case 3."""
     inner = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "b": 1}))
     inner.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
     inner.save(str(tmp_path / "tokenizer.json"))
@@ -123,6 +128,7 @@ BAD = (
 
 
 def test_bad_records_are_skipped_and_counted(tmp_path, bpe):
+    """Case 6."""
     folder, reference = bpe
     lines = write_lines(tmp_path / "x.jsonl", *BAD)
     done = pre(tmp_path, folder, "--input", lines, "--on-error", "skip")
@@ -136,6 +142,7 @@ def test_bad_records_are_skipped_and_counted(tmp_path, bpe):
 
 @pytest.mark.parametrize("bad", range(5))
 def test_a_bad_record_stops_with_its_place(tmp_path, bpe, bad):
+    """Case 6."""
     lines = write_lines(tmp_path / "x.jsonl", '{"text":"ok"}', "", BAD[bad], '{"text":"ok"}')
     done = pre(tmp_path, bpe[0], "--input", lines, "--workers", 1)
     assert done.returncode == 1
@@ -147,6 +154,7 @@ def test_a_bad_record_stops_with_its_place(tmp_path, bpe, bad):
 
 
 def test_same_bytes_for_any_workers_and_compression_and_as_document_by_document(tmp_path, bpe):
+    """Case 8."""
     folder, reference = bpe
     rng = np.random.default_rng(1)
     words = ["hi", "there", "world", "<|endoftext|>", "你好", "café", "😀", "a\tb"]
@@ -173,6 +181,7 @@ def test_same_bytes_for_any_workers_and_compression_and_as_document_by_document(
 
 
 def test_files_of_a_glob_in_natural_order(tmp_path, bpe):
+    """Case 10."""
     folder, reference = bpe
     for number in (10, 2, 1):
         write_lines(tmp_path / f"p_{number}.jsonl", json.dumps({"text": f"n{number}"}))
@@ -184,6 +193,7 @@ def test_files_of_a_glob_in_natural_order(tmp_path, bpe):
 
 
 def test_unknown_kind_and_missing_file(tmp_path, bpe):
+    """Case 10."""
     (tmp_path / "x.docx").write_text("{}")
     done = pre(tmp_path, bpe[0], "--input", tmp_path / "x.docx")
     assert done.returncode == 1 and ".jsonl" in done.stderr
@@ -242,6 +252,7 @@ def feed_until_end(parent, pipe):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_a_killed_worker_ends_the_run(tmp_path, bpe):
+    """Case 7."""
     parent, children, pipe = start_long_run(tmp_path, bpe[0])
     os.kill(children[0], signal.SIGKILL)
     message = feed_until_end(parent, pipe)
@@ -265,6 +276,7 @@ def test_sigterm_cleans_up(tmp_path, bpe):
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
 def test_kill_9_leaves_only_a_temporary_name_and_the_next_run_is_as_if_nothing_was(tmp_path, bpe):
+    """Case 14."""
     parent, children, pipe = start_long_run(tmp_path, bpe[0])
     pipe.write(b'{"text":"hello world hi there"}\n' * 100000)
     pipe.flush()
@@ -285,6 +297,7 @@ def test_kill_9_leaves_only_a_temporary_name_and_the_next_run_is_as_if_nothing_w
 
 
 def test_disk_full(tmp_path, bpe):
+    """Case 14."""
     lines = write_lines(tmp_path / "x.jsonl", *['{"text":"hello world hi there"}'] * 20000)
     command = f"ulimit -f 100; exec {sys.executable} {TOOL} --tokenizer-model {bpe[0]}"
     command += f" --input {lines} --output-prefix {tmp_path}/out/o --workers 0"
@@ -305,16 +318,25 @@ def test_a_tokenizer_that_cannot_encode_a_text(tmp_path):
 
 
 def test_flags_of_a_published_script(tmp_path, bpe):
+    """Case 9."""
     lines = write_lines(tmp_path / "x.jsonl", '{"text":"hi"}')
     flags = ["--partitions", 1, "--keep-sequential-samples", "--log-interval", 1000]
     assert pre(tmp_path, bpe[0], "--input", lines, *flags).returncode == 0
+    lines = write_lines(tmp_path / "y.jsonl", json.dumps({"text": "A one.\nB two."}))
+    flags += ["--split-sentences", "--keep-newlines"]
+    assert pre(tmp_path, bpe[0], "--input", lines, *flags).returncode == 0
+    reader = IndexedDatasetReader(tmp_path / "out/o_text_sentence")
+    encode = bpe[1].encode
+    assert reader[0].tolist() == encode("A one.\n").ids
+    assert reader[1].tolist()[:-1] == encode("B two.").ids
+    assert reader.document_indices.tolist() == [0, 2]
 
 
 @pytest.mark.parametrize(
     ("vocab_size", "itemsize"), [(65499, 2), (65500, 2), (65535, 2), (65536, 4), (131071, 4)]
 )
 def test_type_of_the_ids(tmp_path, vocab_size, itemsize):
-    """A NullTokenizer of V ordinary ids has V + 1; its EOD is V, the largest."""
+    """Case 16: A NullTokenizer of V ordinary ids has V + 1; its EOD is V, the largest."""
     lines = write_lines(tmp_path / "x.jsonl", json.dumps({"text": f"0 {vocab_size - 1} 1"}))
     command = [sys.executable, TOOL, "--tokenizer-type", "NullTokenizer", "--append-eod"]
     command += ["--vocab-size", str(vocab_size), "--input", lines, "--workers", "0"]

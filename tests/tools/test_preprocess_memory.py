@@ -26,6 +26,7 @@ def peak(tmp_path, path, *flags):
 
 @pytest.mark.parametrize("documents", [500_000, pytest.param(20_000_000, marks=pytest.mark.slow)])
 def test_many_documents_of_one_token(tmp_path, documents):
+    """Case 13."""
     line = b'{"text":"a"}\n'
     (tmp_path / "few.jsonl").write_bytes(line * 50_000)
     with open(tmp_path / "many.jsonl", "wb") as stream:

@@ -107,6 +107,7 @@ def interrupt(folder, out, how, after):
 @pytest.mark.parametrize("after", [1, 4])
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT, "worker"])
 def test_interrupted_and_continued(work, tmp_path, how, after):
+    """Case 14."""
     status, message = interrupt(work, tmp_path, how, after)
     assert not any((tmp_path / name).exists() for name in FINAL)
     expected = {signal.SIGKILL: -9, signal.SIGTERM: 143, signal.SIGINT: 130, "worker": 1}
@@ -138,7 +139,7 @@ def test_killed_again_and_again_at_any_moment(work, tmp_path):
 
 
 def test_a_full_disk(work, tmp_path):
-    """On a small tmpfs: a clear end; with more room the same command finishes."""
+    """Case 14: On a small tmpfs: a clear end; with more room the same command finishes."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk]

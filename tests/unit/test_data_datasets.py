@@ -127,6 +127,7 @@ def test_own_paths_for_each_split(tmp_path):
 
 @pytest.mark.parametrize(("tokens", "count"), [(9, 1), (16, 1), (17, 2)])
 def test_samples_of_one_pass(tmp_path, tokens, count):
+    """Case 22."""
     prefix = write(tmp_path / "d", [range(1, tokens + 1)])
     dataset, _, _ = build(prefix, (None, 0, 0))
     assert len(dataset) == count
@@ -137,6 +138,7 @@ def test_samples_of_one_pass(tmp_path, tokens, count):
 
 
 def test_data_shorter_than_a_sample(tmp_path):
+    """Case 22."""
     prefix = write(tmp_path / "d", [range(1, 9)])
     with pytest.raises(UserError, match="has 8 tokens, one sample needs 9"):
         build(prefix, (None, 0, 0))
@@ -149,6 +151,7 @@ def test_data_shorter_than_a_sample(tmp_path):
 
 
 def test_a_split_without_tokens_is_refused_at_once(tmp_path):
+    """Case 21."""
     two = write(tmp_path / "two", [range(1, 21)] * 2)
     started = time.monotonic()
     with pytest.raises(
@@ -170,7 +173,7 @@ def test_a_split_without_tokens_is_refused_at_once(tmp_path):
 
 @pytest.mark.parametrize("pad", [E, 9, None])
 def test_no_real_token_is_taken_for_padding(tmp_path, monkeypatch, pad):
-    """The tokenizer's pad is the end of document, or an id that occurs in the data."""
+    """Case 25: The tokenizer's pad is the end of document, or an id that occurs in the data."""
     monkeypatch.setattr(TOKENIZER, "pad", pad, raising=False)
     monkeypatch.setattr(TOKENIZER, "eos", E, raising=False)
     prefix = write(tmp_path / "d", [[5, 6, 7, E], [8, 9, 10, 11, 12]])
@@ -190,7 +193,7 @@ def test_no_real_token_is_taken_for_padding(tmp_path, monkeypatch, pad):
 
 
 def test_padding_goes_by_position(tmp_path, monkeypatch):
-    """Token 0 is real, the filling at the end of the data is not."""
+    """Case 25: Token 0 is real, the filling at the end of the data is not."""
     prefix = write(tmp_path / "d", [[5, 6, 0, 8, 9, 0, 0]])
     dataset, _, _ = build(prefix, (None, 0, 0), seq_length=4)
     text = np.array([0, 9, 0, -1, -1])
@@ -202,6 +205,7 @@ def test_padding_goes_by_position(tmp_path, monkeypatch):
 
 
 def test_documents_inside_a_sample():
+    """Case 27."""
     tokens = torch.tensor([5, 6, E, 7, 8, E, 9, 10])
     assert positions(tokens, E).tolist() == [0, 1, 2, 0, 1, 2, 0, 1]
     assert segment_ends(tokens, E).tolist() == [0, 3, 6, 8]
@@ -214,6 +218,7 @@ def test_documents_inside_a_sample():
 
 
 def test_no_loss_where_the_input_is_eod(tmp_path):
+    """Case 27."""
     prefix = write(tmp_path / "d", [[5, 6, E, 7, 8, E, 9, 10, 11]])
     dataset, _, _ = build(prefix, (1, 0, 0), eod_mask_loss=True)
     assert dataset[0]["loss_mask"].tolist() == [1, 1, 0, 1, 1, 0, 1, 1]
@@ -257,6 +262,7 @@ def cache_of(prefix):
 
 
 def test_cache_is_used_and_a_damaged_one_is_made_again(tmp_path, caplog):
+    """Case 26."""
     prefix = many(tmp_path / "d")
     first = [s["tokens"] for s in map(build(prefix, (60, 0, 0))[0].__getitem__, range(60))]
     folder = cache_of(prefix)
@@ -276,6 +282,7 @@ def test_cache_is_used_and_a_damaged_one_is_made_again(tmp_path, caplog):
 
 
 def test_rewritten_data_does_not_meet_an_old_index(tmp_path):
+    """Case 26."""
     prefix = write(tmp_path / "d", [range(1, 41)])
     build(prefix, (4, 0, 0))
     write(prefix, [range(50, 80)], overwrite=True)
@@ -295,7 +302,7 @@ def test_cache_folder_that_cannot_be_written(tmp_path):
 
 @pytest.mark.parametrize(("epochs", "used"), [((1 << 31) - 1, "32"), (1 << 31, "64")])
 def test_documents_times_epochs_do_not_wrap(monkeypatch, epochs, used):
-    """The index that counts documents over all epochs is 64 bits wide from 2^31 on."""
+    """Case 17: The index that counts documents over all epochs is 64 bits wide from 2^31 on."""
     from megatron.core.datasets import helpers
 
     calls = []

@@ -71,6 +71,7 @@ def test_pointers_across_chunks(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("vocab_size", [65499, 65500, 65535, 65536])
 def test_uint16_up_to_65536(vocab_size):
+    """Case 16."""
     assert dtype_for_vocab(vocab_size) is np.uint16
 
 
@@ -89,6 +90,7 @@ def test_an_id_that_does_not_fit_is_refused_not_wrapped(tmp_path):
 
 
 def test_lengths_that_do_not_add_up_are_refused(tmp_path):
+    """Case 3."""
     with (
         pytest.raises(ValueError, match="add up to 4"),
         IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer,
@@ -98,6 +100,7 @@ def test_lengths_that_do_not_add_up_are_refused(tmp_path):
 
 
 def test_nothing_written_is_refused_and_leaves_nothing(tmp_path):
+    """Case 1."""
     with (
         pytest.raises(UserError, match="no tokens written"),
         IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer,
@@ -149,6 +152,7 @@ def test_damaged_files_are_refused(tmp_path):
 
 
 def test_pointers_do_not_wrap_at_32_bits():
+    """Case 17."""
     lengths = np.array([1 << 30, 1 << 30, 2], np.int32)
     assert sequence_pointers(lengths, 2).tolist() == [0, 2147483648, 4294967296]
     assert sequence_pointers(lengths, 4).tolist() == [0, 4294967296, 8589934592]
@@ -157,6 +161,7 @@ def test_pointers_do_not_wrap_at_32_bits():
 
 
 def test_a_sequence_of_2_31_tokens_is_refused(tmp_path):
+    """Case 17."""
     many = np.broadcast_to(np.uint16(1), (1 << 31) + 5)  # takes no memory
     with IndexedDatasetWriter(tmp_path / "d", np.uint16) as writer:
         with pytest.raises(UserError, match="document of 2147483653 ids is longer"):
@@ -169,7 +174,7 @@ def test_a_sequence_of_2_31_tokens_is_refused(tmp_path):
 
 
 def test_modes_of_a_multimodal_dataset(tmp_path):
-    """As megatron-core writes them, with the modes that its builder fails to fill in."""
+    """Case 20: As megatron-core writes them, with the modes that its builder fails to fill in."""
     torch = pytest.importorskip("torch")
     from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 

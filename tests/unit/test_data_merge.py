@@ -1,7 +1,9 @@
 """Merging: nothing is lost, mixed up or left half-written."""
 
 import json
+import os
 import struct
+import subprocess
 
 import numpy as np
 import pytest
@@ -29,6 +31,7 @@ def names(folder):
 
 
 def test_boundaries_survive(tmp_path):
+    """Case 18."""
     a = write(tmp_path / "a", [[[1, 2], [3]], [[4, 5]]])
     b = write(tmp_path / "b", [[[6]]])
     merge([a, b], str(tmp_path / "m"))
@@ -63,6 +66,7 @@ def test_same_bytes_as_megatron_core(tmp_path, monkeypatch, multimodal):
 
 
 def test_modes_are_kept_and_not_mixed_with_none(tmp_path):
+    """Case 20."""
     a = write(tmp_path / "a", [[[1, 2], [3]]], modes=[[0, 1]])
     b = write(tmp_path / "b", [[[4]]], modes=[[2]])
     c = write(tmp_path / "c", [[[4]]])
@@ -73,6 +77,7 @@ def test_modes_are_kept_and_not_mixed_with_none(tmp_path):
 
 
 def test_mixed_types_are_named_or_converted(tmp_path):
+    """Case 18."""
     a = write(tmp_path / "a", [[[1, 65535]]])
     b = write(tmp_path / "b", [[[7]]], dtype=np.int32)
     before = names(tmp_path)
@@ -92,6 +97,7 @@ def test_mixed_types_are_named_or_converted(tmp_path):
 
 
 def test_order_of_a_folder_and_stray_files(tmp_path):
+    """Case 18."""
     for number in (1, 2, 10):
         write(tmp_path / f"p_{number}", [[[number]]])
     (tmp_path / "README").write_text("not a dataset")
@@ -201,3 +207,23 @@ def test_a_full_disk_is_refused_beforehand(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="the disk has"):
         merge([a, b], str(tmp_path / "new" / "m"))
     assert not (tmp_path / "new").exists()
+
+
+def test_a_disk_that_fills_up_meanwhile(tmp_path, monkeypatch):
+    """A tmpfs of 400 kB that seems to have room when the merge begins."""
+    a, b = (write(tmp_path / name, [[[1] * 150_000]]) for name in "ab")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", disk]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("only root can mount a tmpfs")
+    try:
+        with pytest.raises(UserError, match="the disk has"):
+            merge([a, b], str(disk / "m"))
+        free = type("Usage", (), {"free": 1 << 30})
+        monkeypatch.setattr(merging.shutil, "disk_usage", lambda _: free)
+        with pytest.raises(OSError, match="No space left on device"):
+            merge([a, b], str(disk / "m"))
+        assert not list(disk.iterdir())
+    finally:
+        subprocess.run(["umount", disk], check=True)

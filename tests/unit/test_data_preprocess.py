@@ -114,6 +114,7 @@ def test_an_engine_asked_for_by_name_that_cannot_be_had(tmp_path, bpe, monkeypat
 
 
 def test_the_same_documents_in_every_format(tmp_path, bpe):
+    """Case 10."""
     folder, inner = bpe
     texts = [f"{TEXT[i : i + 50]} {i}" for i in range(12)]
     data = write(tmp_path / "x.jsonl", texts).read_bytes()
@@ -145,6 +146,7 @@ def test_the_same_documents_in_every_format(tmp_path, bpe):
 
 
 def test_sentences_are_sequences(tmp_path, bpe):
+    """Case 9."""
     folder, inner = bpe
     texts = ["A one. B two.", "", "Mr. X is here? Yes.", "no end"]
     (summary,) = run(tmp_path, folder, write(tmp_path / "x.jsonl", texts), split_sentences=True)
@@ -157,6 +159,7 @@ def test_sentences_are_sequences(tmp_path, bpe):
 
 
 def test_nltk_is_named_when_it_is_missing(tmp_path, bpe, monkeypatch):
+    """Case 9."""
     monkeypatch.setitem(sys.modules, "nltk.tokenize", None)
     lines = write(tmp_path / "x.jsonl", ["A one. B two."])
     with pytest.raises(UserError, match="pip install nltk"):

@@ -31,6 +31,7 @@ def word_tokenizer(path, words=WORDS, special=("<s>", "</s>")):
 
 
 def test_no_special_token_no_truncation_no_padding(tmp_path):
+    """Case 4."""
     path = word_tokenizer(tmp_path / "tokenizer.json")
     tokenizer = build_tokenizer("HuggingFaceTokenizer", str(path))
     assert tokenizer.encode_batch(["hi you all hi you", ""]) == [[2, 3, 9, 2, 3], []]
