@@ -26,7 +26,10 @@ def schedule(cfg: RunConfig) -> list[str]:
     if lr is not None and (lr < 0 or not 0 <= min_lr <= lr):
         problems.append(f"--lr {lr} and --min-lr {min_lr}: must be 0 <= min-lr <= lr")
     if cfg.optimizer.optimizer not in ("adam", "sgd"):
-        problems.append(f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd")
+        problems.append(
+            f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd; "
+            "megatron-core's others need a package for Python 3.12 and are not supported"
+        )
     problems += _warmup(cfg, unit) + _curve(cfg, unit) + _weight_decay(cfg)
     if training.override_opt_param_scheduler and training.use_checkpoint_opt_param_scheduler:
         problems.append(

@@ -139,3 +139,10 @@ def check_optimizer_kind(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -
             f"{path} was saved {used} --use-distributed-optimizer: {flag} the flag (it works with "
             "any number of ranks), or start the optimizer anew with --no-load-optim"
         )
+    split = saved.get("expert_model_parallel_size", 1)
+    if (split > 1) != (cfg.transformer.expert_model_parallel_size > 1):
+        raise UserError(
+            f"{path} was saved with --expert-model-parallel-size {split}: experts that are split "
+            "over ranks have an optimizer of their own, so that its state goes on where they are "
+            "split (in any way) or nowhere; give such a size, or --no-load-optim"
+        )

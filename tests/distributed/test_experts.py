@@ -10,7 +10,7 @@ import torch.nn.functional as F
 
 from tests.distributed import cases
 from tests.distributed.ranks import run_ranks
-from tests.distributed.test_more_layouts import CP2, TP2_SP, assert_equal_to_one_process
+from tests.distributed.test_more_layouts import CP2, SHORT, TP2_SP, assert_equal_to_one_process
 
 pytestmark = pytest.mark.distributed
 
@@ -63,6 +63,19 @@ ALLTOALL = "--moe-token-dispatcher-type alltoall"
 )
 def test_layouts(train, flags, ranks, layout):
     assert_equal_to_one_process(train, f"--input-interface gf2 {flags}", ranks, layout)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_moves_between_layouts(train, tmp_path):
+    flags = f"{SHORT} --input-interface gf2 {ALL} --use-distributed-optimizer"
+    straight = train(flags)
+    kept = f"{flags} --save {tmp_path} --load {tmp_path}"
+    train(f"{kept} {EP2} {ALLTOALL} --exit-interval 3", ranks=2)
+    refused = train(kept)
+    assert refused.status == 2
+    assert "--expert-model-parallel-size 2" in (refused.folder / "rank0.log").read_text()
+    resumed = train(f"{kept} {EP2} {TP2_SP}", ranks=4)
+    assert resumed.losses == pytest.approx(straight.losses[3:], abs=1e-5)
 
 
 def experts_by_hand(argv: list[str]) -> tuple[Any, Any]:

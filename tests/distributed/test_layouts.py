@@ -99,14 +99,6 @@ def test_controls_equal_one_process(train, reference, interface):
     assert run.losses == pytest.approx(reference(interface).losses, abs=1e-5)
 
 
-def test_input_interface_alone_on_a_stage(train, reference):
-    layout = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout Et|t|t|tL"
-    alone = "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout E|tt|tt|L"
-    for flags in (layout, alone):
-        run = train(f"--input-interface gf2 --use-distributed-optimizer {flags}", ranks=4)
-        assert run.losses == pytest.approx(reference("gf2").losses, abs=1e-5)
-
-
 @pytest.mark.parametrize("interface", ["learned", "binary", "gf2"])
 def test_bf16_stays_close_to_fp32(train, reference, interface):
     run = train(f"--input-interface {interface} --bf16")

@@ -27,12 +27,6 @@ def assert_equal_to_one_process(train, flags, ranks, layout, tolerance=1e-5):
     assert many.column("lm loss", kind) == pytest.approx(one.column("lm loss", kind), abs=tolerance)
 
 
-@pytest.mark.parametrize("interface", ["binary", "learned"])
-def test_interleaved_stages(train, interface):
-    """Stages that send in the background: what is sent must stay in memory until it has arrived."""
-    assert_equal_to_one_process(train, f"--input-interface {interface}", 2, VPP2)
-
-
 @pytest.mark.parametrize(
     "ranks, layout",
     [
@@ -44,14 +38,6 @@ def test_interleaved_stages(train, interface):
             id="vpp2-dp2-overlap",
             marks=pytest.mark.slow,
         ),
-        pytest.param(
-            2,
-            f"{VPP2} --recompute-granularity full --recompute-method uniform "
-            "--recompute-num-layers 1",
-            id="vpp2-recompute",
-            marks=pytest.mark.slow,
-        ),
-        pytest.param(4, "--pipeline-model-parallel-size 4", id="pp4", marks=pytest.mark.slow),
         pytest.param(
             2,
             "--pipeline-model-parallel-size 2 --decoder-first-pipeline-num-layers 1",
@@ -68,6 +54,12 @@ def test_interleaved_stages(train, interface):
             "--account-for-loss-in-pipeline-split",
             id="pp2-accounted",
             marks=pytest.mark.slow,
+        ),
+        pytest.param(  # Case 37: an empty group of parameters
+            2,
+            "--pipeline-model-parallel-size 2 --pipeline-model-parallel-layout E|ttttL "
+            "--use-distributed-optimizer",
+            id="pp2-input-alone-distributed",
         ),
         pytest.param(
             4,
@@ -91,7 +83,8 @@ def test_interleaved_stages(train, interface):
     ],
 )
 def test_stages(train, ranks, layout):
-    assert_equal_to_one_process(train, "--input-interface gf2", ranks, layout)
+    """Gradient norms are about 0.6: clipping acts, and needs every stage's part of the norm."""
+    assert_equal_to_one_process(train, "--input-interface gf2 --clip-grad 0.3", ranks, layout)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ def test_no_effect_is_said(flags, word):
 
 @pytest.mark.parametrize("layout", ["--tensor-model-parallel-size 2", "--context-parallel-size 2"])
 def test_the_variable_to_export(monkeypatch, layout):
-    """55 of the trouble reports: set from Python it would come too late."""
+    """Case 55: set from Python it would come too late."""
     monkeypatch.setattr(availability, "on_gpu", lambda cfg: True)
     monkeypatch.setattr(availability, "missing_for", lambda field, cfg: "nothing, but for the test")
     monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS", raising=False)
@@ -163,7 +163,7 @@ def test_the_variable_to_export(monkeypatch, layout):
 
 
 def test_the_launcher_says_how_many_ranks_there_are_not_the_host(monkeypatch):
-    """55 of the trouble reports: one process on a host of two GPUs is a run of one rank."""
+    """Case 55: one process on a host of two GPUs is a run of one rank."""
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("WORLD_SIZE", "1")
     flags = [flag for flag in MINIMAL if flag not in ("--global-batch-size", "8")]
@@ -192,7 +192,7 @@ def broken_transformer_engine(tmp_path, monkeypatch):
 
 
 def test_a_broken_binary_is_reported_with_its_torch(broken_transformer_engine, monkeypatch):
-    """56 of the trouble reports."""
+    """Case 56."""
     for word in ("undefined symbol", "torch 2.6.0", f"torch {torch.__version__}"):
         assert word in (availability.breakage("transformer_engine") or "")
     with pytest.raises(ConfigError, match=r"undefined symbol.* built for torch 2\.6\.0"):

@@ -36,6 +36,7 @@ def gpu_with_transformer_engine(monkeypatch):
 
 
 def test_six_ranks_at_tp_4():
+    """Case 55."""
     (problem,) = problems_of("--tensor-model-parallel-size=4", world_size=6)
     assert "6 % 4 = 2" in problem
     assert "start 4 or 8 ranks" in problem
@@ -43,6 +44,7 @@ def test_six_ranks_at_tp_4():
 
 
 def test_global_batch_that_does_not_split():
+    """Case 55."""
     (problem,) = problems_of("--global-batch-size=10", "--micro-batch-size=4", world_size=2)
     assert "10 % 8 = 2" in problem and "use 8 or 16" in problem
 
@@ -52,7 +54,7 @@ def test_global_batch_defaults_to_one_micro_batch_a_rank():
     assert config(*layout, world_size=8).training.global_batch_size == 3 * 4
 
 
-# 39 of the trouble reports: TP when CP = 1, CP * lcm(2, TP) when CP > 1
+# Case 39: TP when CP = 1, CP * lcm(2, TP) when CP > 1
 @pytest.mark.parametrize(
     ("tp", "cp", "multiple"), [(4, 1, 4), (3, 2, 12), (4, 4, 16), (2, 1, 2), (1, 2, 4)]
 )
@@ -81,6 +83,7 @@ def test_sequence_length_multiples(gpu_with_transformer_engine, tp, cp, multiple
     ],
 )
 def test_fp8_alignment(gpu_with_transformer_engine, flags, part):
+    """Case 39."""
     flags = [*flags, "--kv-channels=64", "--bf16", "--input-interface=learned"]
     found = []
     try:
