@@ -26,6 +26,8 @@ from typing import Any
 
 import torch
 
+from fixedcode_megatron import cpu_operations
+
 CPU = torch.device("cpu")
 _FACTORIES = ("tensor", "zeros", "ones", "empty", "full", "arange", "empty_like", "zeros_like")
 _installed = False
@@ -97,6 +99,7 @@ def install() -> bool:
     # The RNG tracker warns that "CPU RNG state changed": here that is by design.
     logging.getLogger("megatron.core.tensor_parallel.random").setLevel(logging.ERROR)
     _install_megatron_fixes()
+    cpu_operations.install()
     return True
 
 

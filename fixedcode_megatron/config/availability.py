@@ -72,7 +72,7 @@ def _has_te(cfg: RunConfig) -> bool:
 def missing_for(field: str, cfg: RunConfig) -> str | None:
     """Return what a fusion field needs and this machine lacks, or None if it can be on."""
     if not on_gpu(cfg):
-        return "a GPU"
+        return None if _fuses_on_cpu(field, cfg) else "a GPU"
     if field == "apply_rope_fusion" and not importable("transformer_engine"):
         return "the package transformer-engine"
     if field == "persist_layer_norm" and not importable("apex"):
@@ -82,3 +82,10 @@ def missing_for(field: str, cfg: RunConfig) -> str | None:
     if field == "gradient_accumulation_fusion" and not importable("fused_weight_gradient_mlp_cuda"):
         return "NVIDIA's apex (its fused_weight_gradient_mlp_cuda extension)"
     return None
+
+
+def _fuses_on_cpu(field: str, cfg: RunConfig) -> bool:
+    """Whether `cpu_operations` has what a fusion field asks for."""
+    if field == "bias_activation_fusion":
+        return cfg.model.swiglu
+    return field == "gradient_accumulation_fusion" and not (cfg.get("bf16") or cfg.get("fp16"))

@@ -25,7 +25,8 @@ def _build(argv: list[str], attention: str) -> tuple[Any, Any, Any]:
     from fixedcode_megatron.model.initialization import initialize_weights
     from fixedcode_megatron.model.layers import CoreAttention
 
-    cfg = parse_args([*argv, "--input-interface", "learned"])
+    unfused = ["--no-gradient-accumulation-fusion", "--no-bias-swiglu-fusion"]
+    cfg = parse_args([*argv, "--input-interface", "learned", *unfused])
     runtime.initialize(cfg)
     config = transformer_config(cfg)
     layer = get_gpt_layer_local_spec(normalization="RMSNorm")
