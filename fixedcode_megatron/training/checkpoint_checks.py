@@ -119,15 +119,19 @@ def _difference_of_inputs(trainer: Trainer, common: Mapping[str, Any]) -> str | 
 
 def check_model(cfg: RunConfig, saved: Mapping[str, Any], path: Path, weights_only: bool) -> None:
     """Refuse a checkpoint of another model, naming the flags that differ."""
-    names = _SHAPE if weights_only else _SHAPE + _MEANING
     wanted = cfg.to_dict()
-    different = [name for name in names if name in saved and saved[name] != wanted[name]]
-    if different:
-        rows = (
+
+    def differences(names: tuple[str, ...]) -> str:
+        return "; ".join(
             f"--{name.replace('_', '-')}: {saved[name]} in the checkpoint, {wanted[name]} here"
-            for name in different
+            for name in names
+            if name in saved and saved[name] != wanted[name]
         )
-        raise UserError(f"{path} does not fit the model that the flags describe: {'; '.join(rows)}")
+
+    if found := differences(_SHAPE if weights_only else _SHAPE + _MEANING):
+        raise UserError(f"{path} does not fit the model that the flags describe: {found}")
+    if found := differences(_MEANING):
+        logger.info("%s is taken to another function of its weights: %s", path, found)
 
 
 def check_optimizer_kind(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -> None:

@@ -11,7 +11,11 @@ import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.core import CheckpointingException
 from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedObject
+from megatron.core.dist_checkpointing.mapping import (
+    ShardedBase,
+    ShardedObject,
+    ShardedTensorFactory,
+)
 from megatron.core.dist_checkpointing.serialization import load_sharded_metadata
 from torch.distributed.checkpoint.api import CheckpointException
 
@@ -33,7 +37,6 @@ from fixedcode_megatron.training.trainer import Trainer
 logger = logging.getLogger(__name__)
 
 _EXTRA_STATE = "_extra_state"  # FP8 scaling of Transformer Engine's layers; torch-native have none
-_BOUNDS = ("max_lr", "min_lr")
 _NOT_WEIGHTS = ("optimizer.", "rng_state", "rerun_state_machine", "common_state")
 
 
@@ -150,11 +153,20 @@ def _without_absent_extra_states(state: dict[str, Any], present: dict[str, Any])
     }
 
 
+def _weights(state: Any) -> set[str]:
+    """Keys of the weights in a sharded state."""
+    keys: set[str] = set()
+    for value in nested_values(state):
+        if isinstance(value, ShardedBase) and _is_weight(value.key):
+            is_factory = isinstance(value, ShardedTensorFactory)
+            keys |= _weights([value.build()]) if is_factory else {value.key}
+    return keys
+
+
 def _must_be_equal(held: set[str], wanted: dict[str, Any], path: Path) -> None:
     """Refuse weights that only the checkpoint or only the model (of all ranks together) has."""
-    own = {value.key for value in nested_values(wanted) if hasattr(value, "key")}
     of_ranks: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(of_ranks, {key for key in own if _is_weight(key)})
+    dist.all_gather_object(of_ranks, _weights(wanted))
     asked: set[str] = set().union(*of_ranks)
     for keys, what in ((asked - held, "has no"), (held - asked, "holds, and this model does not,")):
         if keys:
@@ -178,26 +190,41 @@ def _start_optimizer(trainer: Trainer) -> None:
 
 
 def _load_optimizer(trainer: Trainer, state: Any, schedule: dict[str, Any]) -> None:
-    bounds = [
-        {name: group[name] for name in _BOUNDS if name in group}
-        for group in trainer.optimizer.param_groups
-    ]
+    scheduler = trainer.scheduler
+    # Each group of parameters has bounds of its own, which the schedule runs between, and by which
+    # newer releases of megatron-core find the group in the checkpoint.
+    _replace_bounds(_saved_groups(state), schedule, scheduler.state_dict())
     with torch.no_grad():  # FP32 weights are their own main weights: leaves, copied into in place
         trainer.optimizer.load_state_dict(state)
-    if trainer.cfg.training.override_opt_param_scheduler:
-        # The schedule runs between bounds that each group has for itself, and has now loaded.
-        for group, own in zip(trainer.optimizer.param_groups, bounds, strict=True):
-            group.update(own)
     # The step count is saved by rank 0 alone, which has none where its stage owns no parameter.
     steps = trainer.state.optimizer_steps
     for optimizer in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
         for group in optimizer.optimizer.param_groups:
             if group["params"] and "betas" in group:
                 group["step"] = steps
+    own = scheduler.state_dict()
     try:
-        trainer.scheduler.load_state_dict(schedule)
+        scheduler.load_state_dict(schedule)
     except AssertionError as error:
         raise UserError(
             f"the schedule of the checkpoint differs from the flags: {error}; keep it with "
             "--use-checkpoint-opt-param-scheduler or change it with --override-opt-param-scheduler"
         ) from error
+    _replace_bounds(trainer.optimizer.param_groups, own, scheduler.state_dict())
+    scheduler.step(increment=0)  # anew, between these bounds
+
+
+def _saved_groups(state: Any) -> list[dict[str, Any]]:
+    """The groups of parameters in an optimizer's state, however deep megatron-core puts them."""
+    if not isinstance(state, dict):
+        return []
+    groups = list(state.get("param_groups", ()))
+    return groups + [group for value in state.values() for group in _saved_groups(value)]
+
+
+def _replace_bounds(groups: list[dict[str, Any]], old: dict[str, Any], new: dict[str, Any]) -> None:
+    """Give groups that have the bounds of the schedule `old` those of `new`; others keep theirs."""
+    for group in groups:
+        for name in ("max_lr", "min_lr"):
+            if name in group and group[name] == old[name]:
+                group[name] = new[name]

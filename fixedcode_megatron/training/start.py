@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training.checkpoint_choice import RELEASE, find_checkpoint
-from fixedcode_megatron.training.checkpoint_files import whole_iterations
+from fixedcode_megatron.training.checkpoint_files import is_whole, whole_iterations
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -115,7 +115,10 @@ def _refuse_own_source(cfg: RunConfig, save: Path | None, same: bool) -> None:
             "the weights with --pretrained-checkpoint and leave --finetune out"
         )
     weights = _path(options.pretrained_checkpoint)
-    if weights is not None and save.resolve() in (weights.resolve(), weights.resolve().parent):
+    if weights is None:
+        return
+    folder = weights.resolve()
+    if save.resolve() == (folder.parent if is_whole(folder) else folder):
         raise UserError(
             f"--pretrained-checkpoint {weights} and --save {save}: give the new run another --save"
         )

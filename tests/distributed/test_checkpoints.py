@@ -81,15 +81,14 @@ NEW_LAYOUTS = {
     "one": (1, ""),
     "tp4-sp": (4, "--tensor-model-parallel-size 4 --sequence-parallel"),
     "pp4": (4, "--pipeline-model-parallel-size 4"),
-    "pp2": (2, "--pipeline-model-parallel-size 2"),
     "dp2": (2, ""),
     # Buckets of one parameter each, so small that the last rank's share of some is all padding.
     "dp4-small-buckets": (4, "--overlap-grad-reduce --ddp-bucket-size 1"),
 }
 
 
-@pytest.mark.parametrize("interface", ["gf2", pytest.param("learned", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("layout", NEW_LAYOUTS)
+@pytest.mark.parametrize("interface", ["binary", pytest.param("learned", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("layout", [*NEW_LAYOUTS, pytest.param("pp2", marks=pytest.mark.slow)])
 def test_a_checkpoint_goes_on_at_another_layout(
     base_flags, saved_with, tmp_path, layout, interface
 ):
@@ -97,7 +96,7 @@ def test_a_checkpoint_goes_on_at_another_layout(
 
     What was loaded is saved again by the new layout; both checkpoints are read whole by torch.
     """
-    ranks, flags = NEW_LAYOUTS[layout]
+    ranks, flags = (NEW_LAYOUTS | {"pp2": LAYOUTS["pp2"]})[layout]
     folder, run = saved_with(interface)
     argv = [*base_flags, *f"--input-interface {interface} --use-distributed-optimizer".split()]
     argv += [*flags.split(), "--load", str(folder), "--ckpt-step", "10", "--run-dir", str(tmp_path)]
@@ -228,6 +227,10 @@ def test_learning_rate_and_weight_decay_of_a_resumed_run(base_flags, tmp_path):
     for copy in "bc":
         shutil.copytree(tmp_path / "a", tmp_path / copy)
     assert first + settings(tmp_path / "a") == straight
+    refused = f"--load {tmp_path / 'b'} --run-dir {tmp_path / 'r'} {FIVE} {DECAY} --lr 8e-3"
+    argv = [*base_flags, *refused.split()]
+    assert run_ranks(1, cases.run_main, argv, output=tmp_path) == [2]
+    assert "--override-opt-param-scheduler" in (tmp_path / "rank0.log").read_text()
     kept = settings(tmp_path / "b", "--lr 8e-3 --use-checkpoint-opt-param-scheduler")
     assert kept == straight[5:]
     changed = settings(tmp_path / "c", "--lr 8e-3 --override-opt-param-scheduler")
@@ -237,7 +240,7 @@ def test_learning_rate_and_weight_decay_of_a_resumed_run(base_flags, tmp_path):
 LOCAL = "--eval-iters 0 --train-iters 4 --exit-interval 2"
 
 
-def test_extra_states_may_be_missing_weights_may_not(base_flags, tmp_path):
+def test_fp8_states_may_be_missing_weights_may_not(base_flags, tmp_path):
     """Case 31: checkpoints move between Transformer Engine's layers, which have such states."""
     where = f"--save {tmp_path} --load {tmp_path} --run-dir {tmp_path / 'run'} {LOCAL}"
     argv = [*base_flags, *where.split()]
@@ -263,7 +266,13 @@ def test_a_missing_weight_is_named(base_flags, tmp_path):
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize("flags", ["", "--verify-integrity"], ids=["cut off", "changed"])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param("", id="cut off"),
+        pytest.param("--verify-integrity", id="changed", marks=pytest.mark.slow),
+    ],
+)
 def test_a_damaged_checkpoint_is_passed_over(train, tmp_path, flags):
     """All ranks go on from the one before, say so once, and put a whole one in its place."""
     both = (

@@ -68,6 +68,7 @@ def test_a_snapshot_is_that_of_its_iteration_and_published_when_it_is_written(
         assert same_tensors(written, expected)
 
 
+@pytest.mark.slow
 def test_old_checkpoints_go_when_the_new_one_is_whole(argv, tmp_path):
     run_ranks(2, cases.run_main, [*argv, "--keep-last-checkpoints", "1"])
     assert {p.name for p in (tmp_path / "ck").iterdir()} == {"iter_0000008", TRACKER}
@@ -90,7 +91,9 @@ def to_four(argv, tmp_path):
     return argv
 
 
-@pytest.mark.parametrize("how", ["--async-save", "--no-async-save"])
+@pytest.mark.parametrize(
+    "how", ["--async-save", pytest.param("--no-async-save", marks=pytest.mark.slow)]
+)
 def test_a_disk_that_is_full_when_the_tracker_should_move(to_four, straight, tmp_path, how):
     """Case 29: make only the pointer's write fail."""
     argv = [*to_four, how]
@@ -101,6 +104,7 @@ def test_a_disk_that_is_full_when_the_tracker_should_move(to_four, straight, tmp
     recovers(argv, tmp_path, straight)
 
 
+@pytest.mark.slow
 def test_a_file_that_does_not_fit_on_the_disk(to_four, straight, tmp_path):
     """Case 29. The writing fork reports what happened; what was there stays."""
     assert run_ranks(2, cases.with_small_files, to_four, output=tmp_path) == [2, 2]

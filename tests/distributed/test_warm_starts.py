@@ -98,7 +98,12 @@ def test_what_is_refused(train, pretrained, tmp_path, flags, words):
 
 @pytest.mark.parametrize(
     "old, new",
-    [("learned", "binary"), ("learned", "lowdim"), ("binary", "learned"), ("binary", "gf2")],
+    [
+        ("learned", "binary"),
+        ("binary", "learned"),
+        pytest.param("learned", "lowdim", marks=pytest.mark.slow),
+        pytest.param("binary", "gf2", marks=pytest.mark.slow),
+    ],
 )
 def test_all_but_the_input_table_is_taken(start, pretrained, old, new):
     """Another interface on request: a table that is there stays as a fresh run draws it."""
