@@ -30,6 +30,11 @@ def schedule(cfg: RunConfig) -> list[str]:
             f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd; "
             "megatron-core's others need a package for Python 3.12 and are not supported"
         )
+    if cfg.optimizer.optimizer == "sgd" and cfg.ddp.use_distributed_optimizer:
+        problems.append(
+            "--optimizer sgd with --use-distributed-optimizer: megatron-core shares out adam's "
+            "state alone; drop one"
+        )
     problems += _warmup(cfg, unit) + _curve(cfg, unit) + _weight_decay(cfg)
     if training.override_opt_param_scheduler and training.use_checkpoint_opt_param_scheduler:
         problems.append(

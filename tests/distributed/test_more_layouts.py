@@ -130,6 +130,12 @@ def test_variants(train, flags, layout):
     assert_equal_to_one_process(train, flags, 2, layout)
 
 
+@pytest.mark.slow
+def test_a_query_group_that_two_ranks_share(train):
+    layout = "--tensor-model-parallel-size 4 --sequence-parallel"
+    assert_equal_to_one_process(train, "--num-query-groups 2", 4, layout)
+
+
 def test_loss_and_gradient_of_masked_batches(base_flags):
     """The report is the mean over all tokens; the gradient is Megatron's mean of each micro-batch.
 

@@ -122,6 +122,7 @@ def test_weight_decay(style):
         ),
         ("--lr-warmup-init 1e-2", "--lr-warmup-init 0.01: must be at most --lr 0.008"),
         ("--lr-decay-style inverse-square-root", "needs a warm-up"),
+        ("--optimizer sgd --use-distributed-optimizer", "adam's state alone"),
     ],
 )
 def test_refused(flags, part):
