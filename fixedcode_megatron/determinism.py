@@ -23,6 +23,6 @@ def enforce() -> None:
         os.environ.setdefault(name, values[0])
     torch.use_deterministic_algorithms(True)
     # Otherwise every new tensor is filled, which only helps programs that read what they never set.
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False

@@ -115,7 +115,6 @@ def number_of_parameters(trainer: Trainer) -> int:
     if trainer.config.num_moe_experts:
         group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
         dist.all_reduce(experts, group=group)
-        experts *= parallel_state.get_expert_model_parallel_world_size()
     return int(dense + experts)
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import logging
 import math
 import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from fixedcode_megatron.errors import TrainingError
+from fixedcode_megatron.training.finite import not_finite
 from fixedcode_megatron.training.gradient_norms import GradientNorms
 
 if TYPE_CHECKING:
@@ -110,34 +110,6 @@ class UpdateGuard:
         elif updated:
             self._remember()
         return bool(updated), _as_float(norm), _as_float(num_zeros)
-
-    def refuse_unsound_state(self) -> None:
-        """Raise, on all ranks, if a weight or a moment of the optimizer is not finite."""
-        if not self._finite:
-            return
-        trainer = self._trainer
-        named = [(name, p.data) for m in trainer.models for name, p in m.named_parameters()]
-        for optimizer in trainer.optimizer.chained_optimizers:
-            for index, parameter in enumerate(optimizer.get_parameters()):
-                named.append((f"optimizer parameter {index}", parameter.data))
-                state = optimizer.state.get(parameter, {})
-                named += [
-                    (f"{key} of optimizer parameter {index}", value)
-                    for key, value in state.items()
-                    if isinstance(value, Tensor) and value.dim()
-                ]
-        found = not_finite(named)
-        reports: list[Any] = [None] * trainer.runtime.world_size
-        bad = torch.tensor([bool(found)], device=trainer.runtime.device, dtype=torch.int32)
-        dist.all_reduce(bad, op=dist.ReduceOp.MAX)
-        if not bad.item():
-            return
-        dist.all_gather_object(reports, found)
-        told = [f"rank {rank}: {', '.join(x)}" for rank, x in enumerate(reports) if x]
-        raise TrainingError(
-            f"iteration {trainer.state.iteration} is not saved, for its state holds values that "
-            f"are not finite ({'; '.join(told[:8])}); start again from the last checkpoint"
-        )
 
     def _start_loss_reduction(self, loss: Tensor | None) -> tuple[Any, Tensor]:
         device = self._trainer.runtime.device
@@ -231,20 +203,6 @@ def is_spike(value: float, recent: list[float], sigmas: float) -> bool:
     mean = statistics.fmean(recent)
     deviation = max(statistics.pstdev(recent, mean), LEAST_DEVIATION * abs(mean))
     return value > mean + sigmas * deviation
-
-
-def not_finite(named: Iterable[tuple[str, Tensor]]) -> list[str]:
-    """Names of the first three tensors that hold a NaN or an infinity (one wait for the device)."""
-    plain = [
-        (name, tensor.detach())
-        for name, tensor in named
-        if tensor.is_floating_point() and type(tensor.detach()) is Tensor and tensor.numel()
-    ]
-    if not plain:
-        return []
-    largest = torch._foreach_norm([tensor for _, tensor in plain], ord=math.inf)
-    finite = torch.stack([value.float() for value in largest]).isfinite().tolist()
-    return [name for (name, _), ok in zip(plain, finite, strict=True) if not ok][:3]
 
 
 def _as_float(value: Any) -> float | None:

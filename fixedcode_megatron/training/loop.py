@@ -10,6 +10,7 @@ from fixedcode_megatron.training import phases
 from fixedcode_megatron.training.checkpoint_save import CheckpointSaver
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
+from fixedcode_megatron.training.finite import refuse_unsound_state
 from fixedcode_megatron.training.metrics import Interval, MetricsLogger
 from fixedcode_megatron.training.profiling import Profiler
 from fixedcode_megatron.training.schedule import train_samples
@@ -44,7 +45,7 @@ def train(
 
     def save() -> None:
         if saver.is_wanted:
-            trainer.guard.refuse_unsound_state()
+            refuse_unsound_state(trainer)
             with trainer.phases(phases.SAVE):
                 saver.save()
 

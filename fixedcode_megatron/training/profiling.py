@@ -53,7 +53,8 @@ class Profiler:
         if self._record_memory:
             self._folder.mkdir(parents=True, exist_ok=True)
             torch.cuda.memory._record_memory_history(max_entries=HISTORY_ENTRIES)
-            torch._C._cuda_attach_out_of_memory_observer(self._dump_out_of_memory)
+            attach: Any = torch._C._cuda_attach_out_of_memory_observer  # type: ignore[attr-defined]
+            attach(self._dump_out_of_memory)
         return self
 
     def __exit__(

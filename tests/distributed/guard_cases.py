@@ -90,7 +90,7 @@ def killed_beside_a_waiting_rank(rank: int) -> None:
     from fixedcode_megatron.training.phases import Phases
 
     own = int(os.environ["RANK"])
-    with HangWatch(Phases(), rank=own, world_size=int(os.environ["WORLD_SIZE"]), timeout=8):
+    with HangWatch(Phases(), rank=own, world_size=int(os.environ["WORLD_SIZE"]), timeout=15):
         if own == rank:
             time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)

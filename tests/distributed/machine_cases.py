@@ -48,3 +48,29 @@ def deterministic_settings(argv: list[str]) -> dict[str, Any]:
         **{name: os.environ[name] for name in determinism.ENVIRONMENT},
         "megatron-core": trainer.config.deterministic_mode,
     }
+
+
+def digest_of_the_end(argv: list[str]) -> str:
+    """A digest of weights and optimizer state after the run."""
+    import hashlib
+
+    import torch
+
+    from fixedcode_megatron.training import loop
+
+    original, digest = loop.train, hashlib.sha256()
+
+    def train(trainer: Any, *args: Any, **options: Any) -> int:
+        status = original(trainer, *args, **options)
+        tensors = [p.data for model in trainer.models for p in model.parameters()]
+        for optimizer in trainer.optimizer.chained_optimizers:
+            for state in optimizer.optimizer.state.values():
+                tensors += [value for value in state.values() if value.dim()]
+        assert len(tensors) > 3
+        for tensor in tensors:
+            digest.update(tensor.contiguous().view(torch.uint8).numpy().tobytes())
+        return status
+
+    loop.train = train
+    assert run_main(argv) == 0
+    return digest.hexdigest()

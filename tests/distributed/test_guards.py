@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import signal
 
 import pytest
@@ -30,16 +31,19 @@ def flags_of(base_flags, folder, more):
     return [*base_flags, *f"{QUICK} --run-dir {folder} {more}".split()]
 
 
-@pytest.fixture(params=LAYOUTS)
-def layout(request):
-    return LAYOUTS[request.param]
+def layouts(*quick):
+    """All layouts; those not named are left to the long proofs."""
+    slow = pytest.mark.slow
+    return [pytest.param(name, marks=[] if name in quick else slow) for name in LAYOUTS]
 
 
 # Numbers that are not finite
 
 
-def test_one_bad_iteration_is_left_out_on_every_rank(base_flags, train, tmp_path, layout):
+@pytest.mark.parametrize("name", layouts("dp2", "pp2"))
+def test_one_bad_iteration_is_left_out_on_every_rank(base_flags, train, tmp_path, name):
     """As if its data had been skipped: the same losses afterwards, bit for bit."""
+    layout = LAYOUTS[name]
     flags = flags_of(base_flags, tmp_path, f"--train-iters 5 {layout}")
     assert run_ranks(
         2, cases.with_scaled_loss, flags, [3], rank=1, factor=math.nan, output=tmp_path
@@ -61,7 +65,7 @@ def test_one_bad_iteration_is_left_out_on_every_rank(base_flags, train, tmp_path
     assert "samples 16 to 23: the update is left out" in warning
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
+@pytest.mark.parametrize("name", layouts("tp2"))
 def test_a_broken_weight_ends_the_run_and_is_never_saved(base_flags, tmp_path, name):
     broken = 1 if name == "dp2" else 0
     more = (
@@ -110,7 +114,10 @@ def test_without_the_guard_what_is_not_finite_is_counted_alone(train):
 # Spikes
 
 
-@pytest.mark.parametrize("flag", ["--check-for-spiky-loss", "--check-for-large-grads"])
+@pytest.mark.parametrize(
+    "flag",
+    ["--check-for-spiky-loss", pytest.param("--check-for-large-grads", marks=pytest.mark.slow)],
+)
 def test_a_spike_of_one_rank_is_left_out_also_after_a_resume(base_flags, tmp_path, flag):
     more = (
         f"--train-iters 20 {flag} --save {tmp_path / 'ck'} --load {tmp_path / 'ck'} "
@@ -131,13 +138,13 @@ def test_a_spike_of_one_rank_is_left_out_also_after_a_resume(base_flags, tmp_pat
 
 
 def test_a_hang_ends_with_a_message_that_says_where(base_flags, tmp_path):
-    flags = flags_of(base_flags, tmp_path, "--hang-timeout-minutes 0.05")
+    flags = flags_of(base_flags, tmp_path, "--hang-timeout-minutes 0.1")
     with pytest.raises(RankError, match=r"rank 0: died\n.*rank 1: died"):
         run_ranks(2, cases.asleep_in_the_data, flags, iteration=3, rank=1, output=tmp_path)
     text, other = log_of(tmp_path), log_of(tmp_path, 1)
-    assert "rank 0: no progress for 3 s in iteration 3, phase forward-backward" in text
+    assert re.search(r"rank 0: no progress for \d+ s in iteration 3, phase forward-backward", text)
     assert "hanging job ended: forward-backward: rank 0; data: rank 1" in text
-    assert "rank 1: no progress for 3 s in iteration 3, phase data" in other
+    assert re.search(r"rank 1: no progress for \d+ s in iteration 3, phase data", other)
     assert "in sleep_for_ever" in other  # the stack
 
 

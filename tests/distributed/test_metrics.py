@@ -27,9 +27,9 @@ def one_rank(train):
     "flags, ranks",
     [
         (f"{TP2} --sequence-parallel", 2),
-        (PP2, 2),
+        pytest.param(PP2, 2, marks=pytest.mark.slow),
         (f"{SHARDED} --overlap-grad-reduce --overlap-param-gather", 2),
-        (f"{TP2} {PP2} {SHARDED}", 4),
+        pytest.param(f"{TP2} {PP2} {SHARDED}", 4, marks=pytest.mark.slow),
     ],
     ids=["tp2-sp", "pp2", "dp2-sharded", "tp2-pp2"],
 )
@@ -41,7 +41,23 @@ def test_gradient_norms_of_the_parts_do_not_depend_on_the_layout(train, one_rank
         assert run.column(f"grad norm {part}") == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("flags", ["", f"--bf16 {SHARDED}", "--input-interface learned --bf16"])
+@pytest.mark.parametrize("more", [pytest.param("", marks=pytest.mark.slow), SHARDED])
+def test_gradient_norms_of_experts(train, more):
+    """Each expert's gradient counts once, on the rank that has it."""
+    flags = (
+        f"{QUICK} --input-interface learned --num-experts 4 --moe-token-dispatcher-type alltoall"
+    )
+    one, two = train(flags), train(f"{flags} --expert-model-parallel-size 2 {more}", ranks=2)
+    for part in PARTS:
+        assert two.column(f"grad norm {part}") == pytest.approx(
+            one.column(f"grad norm {part}"), rel=1e-5
+        )
+    for row in two.rows():
+        squares = sum(row[f"grad norm {part}"] ** 2 for part in PARTS)
+        assert math.sqrt(squares) == pytest.approx(row["grad norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("flags", [f"--bf16 {SHARDED}", "--input-interface learned --bf16"])
 def test_gradient_norms_of_the_parts_add_up(train, flags):
     run = train(f"{QUICK} --log-interval 2 {flags}", ranks=2)
     assert run.column("iteration") == [2, 4]
@@ -94,8 +110,12 @@ def test_energy_and_tokens_per_joule():
 
 @pytest.mark.parametrize(
     "flags",
-    [TP2, f"{TP2} --sequence-parallel", PP2, "", SHARDED, f"--bf16 {SHARDED}"],
-    ids=["tp2", "tp2-sp", "pp2", "dp2", "dp2-sharded", "dp2-sharded-bf16"],
+    [
+        f"{TP2} --sequence-parallel",
+        f"--bf16 {SHARDED}",
+        *(pytest.param(flags, marks=pytest.mark.slow) for flags in (TP2, PP2, "", SHARDED)),
+    ],
+    ids=["tp2-sp", "dp2-sharded-bf16", "tp2", "pp2", "dp2", "dp2-sharded"],
 )
 def test_savings_are_those_of_building_the_learned_model(base_flags, flags):
     argv = [*base_flags, *flags.split()]

@@ -1,8 +1,9 @@
 """Model FLOPs by hand, and the table of peaks."""
 
 import pytest
+from megatron.core.transformer.transformer_config import TransformerConfig
 
-from fixedcode_megatron.training.flops import ModelShape
+from fixedcode_megatron.training.flops import ModelShape, model_shape
 from fixedcode_megatron.training.peaks import peak_flops
 
 
@@ -46,6 +47,24 @@ def test_a_mixture_of_experts_counts_what_a_token_passes_through():
     )
     dense, mixture = 2 * 64 * 256, 2 * 64 * (2 * 100 + 50) + 64 * 8
     assert found.flops_per_token == 1_170_432 - 3 * 2 * (dense - mixture)
+
+
+@pytest.mark.parametrize("freq, mixtures", [(1, 4), (2, 2), ([0, 1, 1, 1], 3)])
+def test_the_shape_of_a_mixture_is_read_from_megatron_cores_configuration(freq, mixtures):
+    config = TransformerConfig(
+        num_layers=4,
+        hidden_size=64,
+        num_attention_heads=4,
+        num_moe_experts=8,
+        moe_router_topk=3,
+        moe_ffn_hidden_size=96,
+        moe_shared_expert_intermediate_size=32,
+        moe_layer_freq=freq,
+        add_bias_linear=False,
+    )
+    found = model_shape(config, vocab_size=1000, seq_length=128)
+    assert (found.num_moe_layers, found.num_experts, found.experts_per_token) == (mixtures, 8, 3)
+    assert (found.expert_ffn_hidden_size, found.shared_expert_ffn_hidden_size) == (96, 32)
 
 
 @pytest.mark.parametrize(
