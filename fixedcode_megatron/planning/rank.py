@@ -199,6 +199,8 @@ def _refuse_unknown(cfg: RunConfig) -> None:
             f"--num-query-groups {t.num_query_groups} below --tensor-model-parallel-size "
             f"{t.tensor_model_parallel_size}"
         )
+    if t.num_moe_experts is not None:
+        problems.append("mixtures of experts")
     if cfg.model.vocab_size is None:
         problems.append("a vocabulary of unknown size; give --vocab-size")
     if problems:

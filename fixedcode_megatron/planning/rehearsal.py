@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from fixedcode_megatron import cpu_platform
 from fixedcode_megatron import runtime as run_time
+from fixedcode_megatron.planning import holdings
 from fixedcode_megatron.planning.traffic import Traffic
 
 if TYPE_CHECKING:
@@ -89,9 +90,9 @@ def rehearse(cfg: RunConfig, *, world_size: int, rank: int = 0) -> Rehearsal:
     cfg.set("perform_initialization", False)
     with _fake_job(cfg, world_size, rank) as runtime:
         trainer = _build(cfg, runtime)
-        gradient_bytes = _gradient_bytes(trainer)
+        gradient_bytes = holdings.gradient_bytes(trainer)
         shapes = [(n, tuple(p.shape)) for model in trainer.models for n, p in _named(model)]
-        parameter_bytes = _parameter_bytes(trainer)
+        parameter_bytes = holdings.parameter_bytes(trainer)
         with _Recorder():
             _ask_once(trainer)
         recorder = _Recorder()
@@ -101,7 +102,7 @@ def rehearse(cfg: RunConfig, *, world_size: int, rank: int = 0) -> Rehearsal:
             shapes=shapes,
             parameter_bytes=parameter_bytes,
             gradient_bytes=gradient_bytes,
-            optimizer_bytes=_optimizer_bytes(trainer),
+            optimizer_bytes=holdings.optimizer_bytes(trainer),
             traffic=recorder.traffic,
             activation_bytes=recorder.peak,
         )
@@ -156,43 +157,6 @@ def _batches(cfg: RunConfig) -> Iterator[dict[str, Tensor]]:
 def _named(model: torch.nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         yield name.removeprefix("module.").removeprefix("module."), parameter
-
-
-def _buffers(trainer: Trainer) -> list[Any]:
-    return [buffer for model in trainer.models for buffer in model.buffers]
-
-
-def _gradient_bytes(trainer: Trainer) -> int:
-    return sum(b.grad_data.numel() * b.grad_data.element_size() for b in _buffers(trainer))
-
-
-def _parameter_bytes(trainer: Trainer) -> int:
-    """With the distributed optimizer parameters live in one padded buffer, else on their own."""
-    total = 0
-    for buffer in _buffers(trainer):
-        tensors = buffer.params if buffer.param_data is None else [buffer.param_data]
-        total += sum(t.numel() * t.element_size() for t in tensors)
-    return total
-
-
-def _optimizer_bytes(trainer: Trainer) -> int:
-    total, params = 0, {id(p) for model in trainer.models for p in model.parameters()}
-    buffers = {
-        b.param_data.untyped_storage()._cdata for b in _buffers(trainer) if b.param_data is not None
-    }
-    for part in getattr(trainer.optimizer, "chained_optimizers", [trainer.optimizer]):
-        inner = part.optimizer
-        for group in inner.param_groups:
-            for p in group["params"]:
-                view = p.untyped_storage()._cdata in buffers  # FP32: a shard of the parameters
-                if id(p) not in params and not view:
-                    total += p.numel() * p.element_size()
-                total += sum(
-                    value.numel() * value.element_size()
-                    for value in inner.state[p].values()
-                    if isinstance(value, Tensor)
-                )
-    return total
 
 
 class _Recorder(TorchDispatchMode):
