@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from fixedcode_megatron.config import presets
+from fixedcode_megatron.config import precision, presets
 from fixedcode_megatron.config.aliases import (
     ALIASES,
     REFUSED,
@@ -71,6 +71,7 @@ def read(argv: Sequence[str]) -> tuple[RunConfig, list[str]]:
     for flag, values in parsed.flags:
         if flag != "--config":
             _apply_flag(cfg, flag, values, problems)
+    precision.expand(cfg, problems)
     # A preset's `prepare_data` is for the preset's own path, not for one given as a flag.
     if cfg.given.get("data_path") == "flag" and cfg.given.get("prepare_data") == "preset":
         cfg.set("prepare_data", "none")

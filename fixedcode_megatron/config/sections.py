@@ -107,6 +107,11 @@ class ModelConfig:
         "and a GPU is there",
         choices=("auto", "transformer_engine", "local"),
     )
+    precision: str | None = option(
+        None,
+        "a recipe by name: stands for --bf16, --fp8-format, --fp8-recipe and the like (docs/gpu.md)",
+        choices=("fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_blockwise"),
+    )
 
 
 @dataclass(kw_only=True)
