@@ -14,14 +14,14 @@ pytestmark = pytest.mark.distributed
 
 
 @pytest.mark.parametrize(
-    "iterations, bound", [(200, 20_000), pytest.param(2_000, 1_000, marks=pytest.mark.slow)]
+    "iterations, bound", [(200, 60_000), pytest.param(2_000, 2_000, marks=pytest.mark.slow)]
 )
 def test_nothing_grows(base_flags, tmp_path, iterations, bound):
-    """Least-squares slope of the resident set over the second half, in bytes an iteration.
+    """Least-squares slope of the resident set's highest mark, in bytes an iteration.
 
-    The first half is left out, in which allocators, caches and thread pools fill. A checkpoint in
-    the background and an evaluation need memory for a while, at one place in each window between
-    checkpoints: what counts is the least that each window comes down to.
+    Over the second half: in the first, allocators, caches and thread pools fill. Allocators also
+    give back a few MB at a time, hence the highest mark. What a checkpoint in the background opens
+    and starts is there for a while in each window between checkpoints: of these the least counts.
     """
     every = iterations // 20
     flags = (
@@ -36,11 +36,12 @@ def test_nothing_grows(base_flags, tmp_path, iterations, bound):
     (tmp_path / "soak.json").write_text(json.dumps(results))
     for rank, (status, samples) in enumerate(results):
         assert status == 0
+        mark = np.maximum.accumulate(samples["resident"])[iterations // 2 :]
+        slope = np.polyfit(np.arange(len(mark)), mark, 1)[0]
         late = {
             name: np.array(values).reshape(20, every)[10:].min(axis=1)
             for name, values in samples.items()
         }
-        slope = np.polyfit(every * np.arange(10), late["resident"], 1)[0]
         print(f"rank {rank}: {slope:,.0f} bytes an iteration; {late}")
         assert slope < bound, late["resident"]
         for name in ("files", "threads", "python threads", "children"):
