@@ -9,7 +9,10 @@ PIP := $(BIN)/pip --disable-pip-version-check
 # from another test only in the code that is the input.
 MCORE_NEXT := 0.19.2
 MCORE_NEXT_DIR := $(VENV)/megatron-core-$(MCORE_NEXT)
-MCORE_TESTS := tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
+# Transformer Engine's Python code, without its compiled part: its layers are built, not run.
+TE := 2.20.2
+TE_DIR := $(VENV)/transformer-engine-$(TE)
+MCORE_TESTS := tests/transformer_engine tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
 
 .PHONY: help setup quickstart test test-full lint clean
 
@@ -33,6 +36,10 @@ $(MCORE_NEXT_DIR)/.ready: $(VENV)/.ready
 	    --upgrade --target $(MCORE_NEXT_DIR) megatron-core==$(MCORE_NEXT)
 	@touch $@
 
+$(TE_DIR)/.ready: $(VENV)/.ready
+	$(PIP) install --quiet --no-deps --upgrade --target $(TE_DIR) transformer-engine==$(TE) einops
+	@touch $@
+
 quickstart: setup
 	$(BIN)/python tools/quickstart.py
 
@@ -40,13 +47,14 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh')
+	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh' '*.sbatch')
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
-test: lint $(MCORE_NEXT_DIR)/.ready
+test: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready
 	$(BIN)/python -m pytest -m 'not slow'
 	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'not slow' -k 'not gf2' $(MCORE_TESTS)
 
-test-full: lint $(MCORE_NEXT_DIR)/.ready
+test-full: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready
 	$(BIN)/python -m pytest
 	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest $(MCORE_TESTS)
 
