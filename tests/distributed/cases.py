@@ -173,8 +173,11 @@ def masked_step(
     model, seen = trainer.models[0], []
     with torch.no_grad():
         for batch in batches:
-            output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
-            seen.append(float((output * batch["loss_mask"]).sum()))
+            logits = model(batch["tokens"], batch["position_ids"], None)  # [b, s, V]
+            losses = torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), batch["labels"].flatten(), reduction="none"
+            )
+            seen.append(float(losses @ batch["loss_mask"].flatten()))
     model.zero_grad_buffer()
     report = step.run_microbatches(trainer, [iter(batches)], num_microbatches=len(batches))
     assert report is not None
