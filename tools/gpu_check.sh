@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Proves and times the token-code kernels on this machine's GPU, and prints a short table last.
-# One command, under 8 minutes:  bash tools/gpu_check.sh [RESULTS.csv]
-# PYTHON chooses the interpreter (its torch must see the GPU); nothing needs to be installed.
+# Proves and times the token-code kernels on this machine's GPU, then takes training steps of the 1.7B
+# model, and prints a short table last.
+# One command, under 8 minutes:  bash tools/gpu_check.sh [RESULTS.csv]   (writes RESULTS.json, too)
+# PYTHON chooses the interpreter (its torch must see the GPU); nothing needs to be installed for the
+# kernels, and megatron-core (a folder in PYTHONPATH will do) for the training steps.
 # DEVICE=cpu rehearses the script on a machine without a GPU.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 1
@@ -18,9 +20,18 @@ if [ "$device" = cuda ] &&
     exit 1
 fi
 status=0
-timeout 240 "$python" -m fixedcode_kernels.check --device "$device" | tee "$checks" || status=1
-timeout 200 "$python" -W ignore -m fixedcode_kernels.benchmark --seconds 8 --device "$device" \
+timeout 150 "$python" -m fixedcode_kernels.check --device "$device" | tee "$checks" || status=1
+timeout 90 "$python" -W ignore -m fixedcode_kernels.benchmark --seconds 8 --device "$device" \
     --tokens 2048 8192 32768 --csv "$results" || status=1
+training=${results%.csv}.json
+steps=$(mktemp)
+trap 'rm -f "$checks" "$steps"' EXIT
+if "$python" -W ignore -c 'import megatron.core, psutil' 2>/dev/null; then
+    timeout "${TRAINING_SECONDS:-240}" "$python" -W ignore -m fixedcode_megatron.planning.gpu_check \
+        --device "$device" --json "$training" >"$steps" || status=1
+else
+    echo "  not run: megatron-core or psutil cannot be imported" >"$steps"
+fi
 
 echo
 echo "== gpu_check, $(date -u +%Y-%m-%d) =="
@@ -40,6 +51,8 @@ for row in rows:
         f"{row['times_op']:>8s}"
     )
 PY
-echo "results: $results"
+echo "training steps, 1.7B model in BF16 on one GPU:"
+cat "$steps"
+echo "results: $results $(ls "$training" 2>/dev/null)"
 if [ "$status" = 0 ]; then echo "gpu_check: passed"; else echo "gpu_check: FAILED"; fi
 exit "$status"

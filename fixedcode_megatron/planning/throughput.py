@@ -117,7 +117,7 @@ def measure(
     trainer: Trainer | None = None
     for round_ in range(rounds):
         for variant in variants if round_ % 2 == 0 else variants[::-1]:
-            trainer = kept.get(variant.name) or _build(cfg, runtime, variant.name)
+            trainer = kept.get(variant.name) or build_variant(cfg, runtime, variant.name)
             if not rebuild:
                 kept[variant.name] = trainer
             _measure_round(trainer, variant, steps=steps, warmup=warmup, clock=clock)
@@ -125,7 +125,7 @@ def measure(
                 trainer = None
                 _free(runtime)
         logger.info("round %d of %d is done", round_ + 1, rounds)
-    trainer = trainer or _build(cfg, runtime, variants[0].name)
+    trainer = trainer or build_variant(cfg, runtime, variants[0].name)
     return Measurement(
         variants=variants,
         tokens=trainer.global_batch_size * cfg.model.seq_length,
@@ -136,7 +136,8 @@ def measure(
     )
 
 
-def _build(cfg: RunConfig, runtime: Runtime, name: str) -> Trainer:
+def build_variant(cfg: RunConfig, runtime: Runtime, name: str) -> Trainer:
+    """A trainer of the interface `name` (see `Variant`), weights drawn on the device."""
     from fixedcode_megatron.model.gpt import run_vocabulary
     from fixedcode_megatron.training.trainer import build_trainer
 
@@ -145,7 +146,16 @@ def _build(cfg: RunConfig, runtime: Runtime, name: str) -> Trainer:
     cfg.set("fold_first_layer", name.endswith(FOLD))
     if cfg.model.vocab_size is None:
         raise UserError("give --vocab-size: the data are made up, so no tokenizer says it")
-    return build_trainer(cfg, runtime, run_vocabulary(cfg, cfg.model.vocab_size))
+    # Drawing billions of weights on the host takes longer than the measurement.
+    cfg.set("perform_initialization", False)
+    trainer = build_trainer(cfg, runtime, run_vocabulary(cfg, cfg.model.vocab_size))
+    with torch.no_grad():
+        for model in trainer.models:
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(std=0.02)
+    trainer.optimizer.reload_model_params()
+    return trainer
 
 
 def _measure_round(
