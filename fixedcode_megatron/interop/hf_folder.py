@@ -1,0 +1,131 @@
+"""Hugging Face folders on disk: sharded safetensors, written atomically and read lazily."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fixedcode_megatron.errors import UserError
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+
+
+@contextmanager
+def atomically(target: Path) -> Iterator[Path]:
+    """A folder beside `target` that takes its name when the block ends well.
+
+    Raises
+    ------
+    UserError
+        If `target` exists.
+    """
+    if target.exists():
+        raise UserError(f"--save {target} exists already: name a new folder")
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write a small JSON file."""
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def write_tensors(
+    folder: Path, tensors: Iterable[tuple[str, torch.Tensor]], max_shard_bytes: int
+) -> int:
+    """Write tensors into shards of at most that size (or one tensor); returns how many elements.
+
+    One shard is held in memory at a time.
+    """
+    shards: list[list[str]] = []
+    waiting: dict[str, torch.Tensor] = {}
+    total = elements = 0
+
+    def flush() -> None:
+        _save(waiting, folder / f"shard-{len(shards)}")
+        shards.append(list(waiting))
+        waiting.clear()
+
+    for name, tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        if waiting and _bytes(waiting) + size > max_shard_bytes:
+            flush()
+        waiting[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
+        total, elements = total + size, elements + tensor.numel()
+    flush()
+    _name_shards(folder, shards, total)
+    return elements
+
+
+def _bytes(tensors: dict[str, torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+
+
+def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file(tensors, path, metadata={"format": "pt"})
+
+
+def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:
+    count = len(shards)
+    names = [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    names = [SINGLE] if count == 1 else names
+    for number, name in enumerate(names):
+        (folder / f"shard-{number}").rename(folder / name)
+    if count > 1:
+        places = {t: name for name, held in zip(names, shards, strict=True) for t in held}
+        write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+class FolderTensors:
+    """The tensors of a Hugging Face folder, each read when it is asked for.
+
+    Raises
+    ------
+    UserError
+        If the folder holds no safetensors.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        from safetensors import safe_open
+
+        self._folder = folder
+        index = folder / INDEX
+        if index.is_file():
+            files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
+        elif (folder / SINGLE).is_file():
+            files = {SINGLE}
+        else:
+            raise UserError(f"{folder} holds no {SINGLE} and no {INDEX}")
+        self._files = [safe_open(folder / name, "pt") for name in sorted(files)]
+        self._places = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+
+    def names(self) -> set[str]:
+        """Names of all tensors."""
+        return set(self._places)
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor.
+
+        Raises
+        ------
+        UserError
+            If there is none of that name.
+        """
+        if name not in self._places:
+            raise UserError(f"{self._folder} holds no tensor {name}")
+        return self._places[name].get_tensor(name)

@@ -1,0 +1,159 @@
+"""Exported models compute what Megatron computes, and come back bit for bit."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from fixedcode_megatron.codes import TokenCode
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.hf_export import export
+from fixedcode_megatron.interop.source import open_checkpoint
+from tests.distributed import export_cases
+from tests.distributed.ranks import run_ranks
+
+pytestmark = pytest.mark.distributed
+
+V, WIDTH, LENGTH = 500, 36, 24  # 9 bits, tiled four times; the head is padded to 512 rows
+LLAMA = "--swiglu --normalization RMSNorm --disable-bias-linear --num-query-groups 2"
+GELU = "--normalization LayerNorm"
+CASES = {
+    "learned": f"{LLAMA} --input-interface learned",
+    "binary": f"{LLAMA} --input-interface binary --code-shift 5",
+    "gf2": f"{LLAMA} --input-interface gf2 --code-scale 2 --code-offset -1 --add-qkv-bias",
+    "random": f"{LLAMA} --input-interface random --code-scale 0.3 --code-lift interleave",
+    "lowdim": f"{LLAMA} --input-interface lowdim --kv-channels 12",
+    "half rotary": f"{LLAMA} --input-interface gf2 --rotary-base 500000 --rotary-percent 0.5 "
+    "--kv-channels 16 --hidden-size 64 --code-allow-partial-tile",
+    "paper a": f"{GELU} --input-interface binary --rotary-percent 0.5 --kv-channels 16 "
+    "--hidden-size 64 --code-allow-partial-tile",
+    "groups": f"{GELU} --input-interface gf2 --num-query-groups 2 --hidden-size 72",
+    "no biases": f"{GELU} --input-interface learned --disable-bias-linear --hidden-size 72",
+}
+FORMS = ("plain", "table-free")
+ARCHITECTURES = {
+    "half rotary": "Phi3ForCausalLM",
+    "paper a": "GPTNeoXForCausalLM",
+    "groups": "Starcoder2ForCausalLM",
+    "no biases": "GPTNeoXForCausalLM",
+}
+OWN = {
+    "unusual": f"{GELU} --input-interface binary --squared-relu --qk-layernorm "
+    "--apply-layernorm-1p --hidden-size 72",
+    "no positions": f"{LLAMA} --input-interface binary --position-embedding-type none",
+}
+
+
+def flags(text, folder):
+    common = (
+        f"--num-layers 2 --hidden-size {WIDTH * 2} --num-attention-heads 4 --ffn-hidden-size 40 "
+        f"--seq-length {LENGTH} --vocab-size {V} --micro-batch-size 1 --train-iters 1 --lr 1e-3 "
+        "--hidden-dropout 0 --attention-dropout 0 --no-save-optim --no-save-rng --data-path unread "
+        f"--make-vocab-size-divisible-by 128 --save {folder}"
+    )
+    return [*common.split(), *text.split()]
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return torch.randint(0, V, (2, LENGTH), generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, ids):
+    """Folder of the checkpoint, and our logits, of each case."""
+    root = tmp_path_factory.mktemp("saved")
+    folders = {name: root / name.replace(" ", "-") for name in CASES | OWN}
+    argv = {name: flags(text, folders[name]) for name, text in (CASES | OWN).items()}
+    [logits] = run_ranks(1, export_cases.save_random, argv, ids, timeout=400)
+    return {name: (folders[name], logits[name]) for name in folders}
+
+
+def loaded(folder):
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder, trust_remote_code=True, output_loading_info=True
+    )
+    for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"):
+        assert not info[kind], (kind, info[kind])
+    return model.eval()
+
+
+def assert_equal_weights(path, other):
+    """The weights of two checkpoints, the rows of Megatron's padding left out."""
+    one, two = open_checkpoint(path).weights, open_checkpoint(other).weights
+    assert one.keys() == two.keys()
+    for key in one.keys():  # noqa: SIM118
+        a, b = one.read(key), two.read(key)
+        if key in ("output_layer.weight", "embedding.word_embeddings.weight"):
+            a, b = a[:V], b[:V]
+        assert torch.equal(a, b), key
+
+
+@pytest.fixture(scope="module")
+def exported(saved, tmp_path_factory):
+    """The folder of each case's export in each form that it has."""
+    root = tmp_path_factory.mktemp("exported")
+    folders = {(name, form): root / f"{name}-{form}" for name in CASES for form in FORMS}
+    folders |= {(name, "table-free"): root / name for name in OWN}
+    for (name, form), target in folders.items():
+        export(saved[name][0], target, form, max_shard_bytes=20_000)
+    return folders
+
+
+@pytest.mark.parametrize("name", CASES)
+@torch.no_grad()
+def test_both_forms_compute_our_logits(saved, exported, ids, name):
+    folder, expected = saved[name]
+    assert expected.std() > 0.1
+    inputs = {}
+    for form in FORMS:
+        model = loaded(exported[name, form])
+        assert model.dtype == torch.float32
+        assert (model(ids).logits - expected).abs().max() < 1e-5, form
+        every = torch.arange(V)[None]
+        layer = model.get_input_embeddings()
+        inputs[form] = layer(every) if form == "plain" else layer(every, torch.float32)
+    assert torch.equal(inputs["plain"], inputs["table-free"])
+    code = open_checkpoint(folder).common["token_code"]
+    if code is not None:
+        table = TokenCode.from_json(code).table(inputs["plain"].shape[-1])
+        assert torch.equal(inputs["plain"][0], table)
+    config = json.loads((exported[name, "plain"] / "config.json").read_text())
+    assert config["architectures"] == [ARCHITECTURES.get(name, "LlamaForCausalLM")]
+    assert config["tie_word_embeddings"] is False
+
+
+@pytest.mark.parametrize("name", OWN)
+@torch.no_grad()
+def test_what_no_stock_architecture_has_is_table_free(saved, exported, ids, tmp_path, name):
+    folder, expected = saved[name]
+    with pytest.raises(UserError, match="--form table-free"):
+        export(folder, tmp_path / "plain", "plain")
+    assert not list(tmp_path.iterdir())
+    model = loaded(exported[name, "table-free"])
+    assert (model(ids).logits - expected).abs().max() < 1e-5
+
+
+def test_exports_come_back_bit_for_bit(saved, exported, tmp_path):
+    back = {key: tmp_path / f"{target.name}" for key, target in exported.items()}
+    run_ranks(1, export_cases.import_all, {str(exported[k]): str(back[k]) for k in back})
+    for (name, _), path in back.items():
+        assert_equal_weights(saved[name][0], path)
+
+
+@torch.no_grad()
+def test_checkpoints_of_tp_2_and_pp_2(ids, tmp_path):
+    """Each rank of four holds a quarter; the export is that of one rank that has loaded all."""
+    model = f"{LLAMA} --input-interface learned --add-qkv-bias --hidden-size 72 --num-layers 4"
+    split = "--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2"
+    folder = tmp_path / "saved"
+    run_ranks(4, export_cases.save_random, {"": flags(f"{model} {split}", folder)}, None)
+    whole = flags(f"{model} --load {folder} --finetune", tmp_path / "unused")
+    [expected] = run_ranks(1, export_cases.load_and_run, whole, ids)
+    assert expected.std() > 0.1
+    for form in FORMS:
+        export(folder, tmp_path / form, form)
+        assert (loaded(tmp_path / form)(ids).logits - expected).abs().max() < 1e-5, form
