@@ -28,7 +28,7 @@ RUN pip freeze --all | grep -E '^[A-Za-z0-9_.-]+==' >/opt/packages-of-the-image.
     && pip install --constraint /opt/packages-of-the-image.txt --requirement constraints/container.txt
 
 COPY . .
-RUN pip install --no-deps --no-build-isolation --editable . \
+RUN pip install --no-deps --editable . \
     && python3 tools/compile_kernels.py \
     && chmod -R a+rX /opt/fixedcode "${FIXEDCODE_KERNELS_CACHE}" \
     && python3 -c 'import torch; print(torch.__version__)' | diff /opt/torch-of-the-image -

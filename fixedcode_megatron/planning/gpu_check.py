@@ -30,8 +30,8 @@ VARIANTS = ["learned", "binary", f"binary{FOLD}"]
 _MICRO_BATCHES = (32, 16, 8, 4, 2, 1)
 _SMALL = (
     "--num-layers 2 --hidden-size 128 --num-attention-heads 4 --kv-channels 32 "
-    "--num-query-groups 4 --ffn-hidden-size 256 --seq-length 64 --max-position-embeddings 64 --vocab-size 1024 "
-    "--code-bits 16"
+    "--num-query-groups 4 --ffn-hidden-size 256 --seq-length 64 --max-position-embeddings 64 "
+    "--vocab-size 1024 --code-bits 16"
 )
 
 
