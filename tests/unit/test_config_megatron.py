@@ -88,7 +88,10 @@ def test_default_mlp_widths_are_megatrons():
 
 def test_fusions_are_off_where_they_cannot_be_on(monkeypatch):
     cfg = parse_args(MINIMAL)
-    assert not any(getattr(transformer_config(cfg), name) for name in AUTO)
+    config = transformer_config(cfg)
+    assert [name for name in AUTO if getattr(config, name)] == ["gradient_accumulation_fusion"]
+    in_bf16 = transformer_config(parse_args([*MINIMAL, "--bf16"]))
+    assert not any(getattr(in_bf16, name) for name in AUTO)
     monkeypatch.setattr(availability, "on_gpu", lambda cfg: True)
     monkeypatch.setattr(availability, "importable", lambda module: module == "transformer_engine")
     from fixedcode_megatron.config.megatron_fields import fusions
