@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import math
 import os
 from collections.abc import Mapping
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
+
+logger = logging.getLogger(__name__)
 
 METRICS_FILE = "metrics.jsonl"
 SUPERSEDED_FILE = "metrics.superseded.jsonl"
@@ -21,7 +24,8 @@ class MetricsFile:
 
     A run that was killed has reported iterations past its last checkpoint, and the run that goes on
     from there reports them again. Their first rows move to `metrics.superseded.jsonl`, so that
-    every iteration has one row and nothing is lost.
+    every iteration has one row and nothing is lost. Nor does a full disk end the run: rows wait in
+    memory until they can be written.
 
     Parameters
     ----------
@@ -42,14 +46,30 @@ class MetricsFile:
         _lock(self._file, folder)
         if continue_from is not None:
             _set_aside(self._file, folder, continue_from)
+        self._path, self._waiting, self._warned = folder / METRICS_FILE, b"", False
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row; numbers that are not finite, which JSON lacks, become null."""
-        self._file.write(json.dumps({name: _finite(v) for name, v in row.items()}) + "\n")
-        self._file.flush()
+        line = json.dumps({name: _finite(v) for name, v in row.items()}) + "\n"
+        self._waiting += line.encode()
+        try:
+            while self._waiting:
+                self._waiting = self._waiting[os.write(self._file.fileno(), self._waiting) :]
+            self._warned = False
+        except OSError as error:
+            if not self._warned:
+                logger.warning(
+                    "%s cannot be written (%s): the run goes on, its figures wait in memory",
+                    self._path,
+                    error,
+                )
+            self._warned = True
 
     def close(self) -> None:
         """Close the file and let other runs have it."""
+        if self._waiting:
+            lost = self._waiting.decode(errors="replace")
+            logger.warning("%s could not be written to the end; missing:\n%s", self._path, lost)
         self._file.close()
 
 
