@@ -1,8 +1,7 @@
 """Memory of activations: what the forward pass keeps for the backward pass, and its temporaries.
 
 The terms follow the torch-native layers tensor by tensor. `fused` is what GPUs do: norms keep their
-input alone, and SwiGLU keeps the MLP's projection alone. On CPUs both keep their intermediate
-results.
+input alone. On CPUs RMSNorm also keeps its intermediate results.
 """
 
 from __future__ import annotations
@@ -50,11 +49,10 @@ def kept_by_layer(rank: RankShape, *, fused: bool) -> int:
     tokens, size = rank.sequence * rank.batch, rank.element_size
     attention = tokens * (rank.query + 2 * rank.key_value) * size  # QKV
     attention += tokens * (rank.query + rank.key_value) * size  # turned queries and keys
-    attention += 4 * rank.sequence * rank.head_width * size  # cosines and sines of both
     attention += tokens * rank.query * size  # context
     if rank.recompute != "selective":
         attention += 4 * tokens * rank.heads  # logarithms of the softmax's sums
-    widths = (3 if fused else 5) if rank.gated else 2
+    widths = 3 if rank.gated else 2  # SwiGLU keeps its input's two halves and its output
     mlp = widths * tokens * rank.mlp * size
     return 2 * _norm(rank, fused=fused) + attention + mlp
 

@@ -174,8 +174,8 @@ class _Recorder(TorchDispatchMode):
         if namespace == "c10d":
             return self._communicate(func, name.partition(".")[0].rstrip("_"), args)
         if name == "_local_scalar_dense":
-            # The program reads a number (a norm, a flag): there is none, and any will do.
-            return False if args[0].dtype == torch.bool else 1
+            # The program reads a number: there is none. A norm may be 1; flags are not set.
+            return 1.0 if args[0].is_floating_point() else 0
         result = func(*args, **(kwargs or {}))
         if self.watching:
             # In-place operations and views return what was there before.
