@@ -1,7 +1,8 @@
 """Sampling text from anything that turns token ids into logits.
 
 The model is a callable, so that the same code serves a training process, a checkpoint and a test.
-It is called on whole contexts, without a cache: right for samples of a few hundred tokens.
+`generate` calls it on whole contexts, without a cache: right for samples of a few hundred tokens;
+`continue_texts` leaves the next logits to a callable that may keep one (see `cached_model`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from fixedcode_megatron.splitmix import mix64
 
 LogitsFn = Callable[[torch.Tensor], torch.Tensor]
 Prompts = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+NextLogits = Callable[[list[int], list[list[int]]], torch.Tensor]
+OnToken = Callable[[int, int], None]
 
 
 @torch.no_grad()
@@ -75,7 +78,52 @@ def generate(
     """
     _check_options(max_new_tokens, vocab_size, temperature, top_k, top_p, max_context)
     device = prompt_ids.device if isinstance(prompt_ids, torch.Tensor) else torch.device("cpu")
-    texts = _prompt_lists(prompt_ids, vocab_size)
+
+    def next_logits(_: list[int], contexts: list[list[int]]) -> torch.Tensor:
+        return _last_logits(logits_fn, contexts, vocab_size, device)
+
+    return continue_texts(
+        next_logits,
+        _prompt_lists(prompt_ids, vocab_size),
+        max_new_tokens=max_new_tokens,
+        vocab_size=vocab_size,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+        eod=eod,
+        max_context=max_context,
+    )
+
+
+@torch.no_grad()
+def continue_texts(
+    next_logits: NextLogits,
+    prompts: list[list[int]],
+    *,
+    max_new_tokens: int,
+    vocab_size: int,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int = 0,
+    eod: int | None = None,
+    max_context: int | None = None,
+    on_token: OnToken | None = None,
+) -> list[list[int]]:
+    """As `generate`, of prompts that are lists of ids.
+
+    Parameters
+    ----------
+    next_logits : callable
+        (numbers of the prompts that are not finished, their contexts) -> logits of the next token,
+        float64 [b, vocab_size] on the CPU. From one call to the next each context grows by a token
+        or, at `max_context`, moves by one.
+    on_token : callable, optional
+        Told number of the prompt and id of each new token, as soon as it is drawn.
+    """
+    _check_options(max_new_tokens, vocab_size, temperature, top_k, top_p, max_context)
+    texts = _prompt_lists(prompts, vocab_size) if prompts else []
     lengths = [len(text) for text in texts]
     generators = [torch.Generator().manual_seed(mix64(seed + row)) for row in range(len(texts))]
     active = list(range(len(texts)))
@@ -83,13 +131,15 @@ def generate(
         if not active:
             break
         contexts = [texts[row][-max_context:] if max_context else texts[row] for row in active]
-        last = _last_logits(logits_fn, contexts, vocab_size, device)
+        last = next_logits(list(active), contexts)
         for row, logits in zip(list(active), last, strict=True):
             token = _choose(logits, temperature, top_k, top_p, generators[row])
             if token == eod:
                 active.remove(row)
             else:
                 texts[row].append(token)
+                if on_token is not None:
+                    on_token(row, token)
     return [text[length:] for text, length in zip(texts, lengths, strict=True)]
 
 
@@ -108,7 +158,18 @@ def _last_logits(
         )
     ends = torch.tensor([len(context) - 1 for context in contexts], device=logits.device)
     rows = torch.arange(len(contexts), device=logits.device)
-    last = logits[rows, ends, :vocab_size].to("cpu", torch.float64)
+    return checked(logits[rows, ends, :vocab_size])
+
+
+def checked(logits: torch.Tensor) -> torch.Tensor:
+    """Logits [b, vocab_size] in float64 on the CPU.
+
+    Raises
+    ------
+    ValueError
+        If they are not numbers.
+    """
+    last = logits.to("cpu", torch.float64)
     if last.isnan().any() or not last.amax(dim=-1).isfinite().all():
         raise ValueError("the logits are not numbers: did the model's weights load or diverge?")
     return last

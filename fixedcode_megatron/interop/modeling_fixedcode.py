@@ -18,7 +18,7 @@ from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.cache_utils import DynamicCache
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-_CACHE_NAME = (
+CACHE_NAME = (
     "cache"
     if "cache" in inspect.signature(CausalLMOutputWithPast).parameters
     else "past_key_values"
@@ -282,7 +282,7 @@ class FixedCodeForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), labels[:, 1:].flatten())
-        return CausalLMOutputWithPast(loss=loss, logits=logits, **{_CACHE_NAME: cache})
+        return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_NAME: cache})
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
         """Cosine and sine [b, 1, s, rotated elements] of each position."""

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from fixedcode_megatron.codes import TokenCode
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.generate_command import main as generate
 from fixedcode_megatron.interop.hf_export import export
 from fixedcode_megatron.interop.source import open_checkpoint
 from tests.distributed import export_cases
@@ -157,3 +161,25 @@ def test_checkpoints_of_tp_2_and_pp_2(ids, tmp_path):
     for form in FORMS:
         export(folder, tmp_path / form, form)
         assert (loaded(tmp_path / form)(ids).logits - expected).abs().max() < 1e-5, form
+
+
+def test_greedy_tokens_offline_in_an_empty_home(saved, exported, tmp_path, capsys):
+    """transformers alone, without this package, continues a prompt as tools/generate.py does."""
+    prompt, count = "7 31 401", 12
+    cases = [("gf2", form) for form in FORMS] + [("paper a", form) for form in FORMS]
+    program = str(Path(__file__).with_name("offline_greedy.py"))
+    finished = subprocess.run(
+        [sys.executable, "-I", program, str(count), prompt, *(str(exported[c]) for c in cases)],
+        env={"HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr
+    found = json.loads(finished.stdout.splitlines()[-1])
+    for (name, form), tokens in zip(cases, found, strict=True):
+        for source in (saved[name][0], exported[name, form]):
+            options = f"--temperature 0 --max-new-tokens {count} --prompt".split()
+            assert generate(["--load", str(source), *options, prompt]) == 0
+            assert list(map(int, capsys.readouterr().out.split())) == tokens, (name, form)
+    assert len({tuple(tokens) for tokens in found}) == 2
