@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from fixedcode_megatron.codes import TokenCode
 from fixedcode_megatron.errors import UserError
@@ -44,11 +44,15 @@ ARCHITECTURES = {
     "groups": "Starcoder2ForCausalLM",
     "no biases": "GPTNeoXForCausalLM",
 }
+BF16 = {
+    "bf16": f"{LLAMA} --input-interface gf2 --code-scale 0.7 --bf16",
+}
 OWN = {
     "unusual": f"{GELU} --input-interface binary --squared-relu --qk-layernorm "
     "--apply-layernorm-1p --hidden-size 72",
     "no positions": f"{LLAMA} --input-interface binary --position-embedding-type none",
 }
+EVERY = CASES | BF16 | OWN
 
 
 def flags(text, folder):
@@ -70,8 +74,8 @@ def ids():
 def saved(tmp_path_factory, ids):
     """Folder of the checkpoint, and our logits, of each case."""
     root = tmp_path_factory.mktemp("saved")
-    folders = {name: root / name.replace(" ", "-") for name in CASES | OWN}
-    argv = {name: flags(text, folders[name]) for name, text in (CASES | OWN).items()}
+    folders = {name: root / name.replace(" ", "-") for name in EVERY}
+    argv = {name: flags(text, folders[name]) for name, text in EVERY.items()}
     [logits] = run_ranks(1, export_cases.save_random, argv, ids, timeout=400)
     return {name: (folders[name], logits[name]) for name in folders}
 
@@ -100,7 +104,7 @@ def assert_equal_weights(path, other):
 def exported(saved, tmp_path_factory):
     """The folder of each case's export in each form that it has."""
     root = tmp_path_factory.mktemp("exported")
-    folders = {(name, form): root / f"{name}-{form}" for name in CASES for form in FORMS}
+    folders = {(name, form): root / f"{name}-{form}" for name in CASES | BF16 for form in FORMS}
     folders |= {(name, "table-free"): root / name for name in OWN}
     for (name, form), target in folders.items():
         export(saved[name][0], target, form, max_shard_bytes=20_000)
@@ -183,3 +187,56 @@ def test_greedy_tokens_offline_in_an_empty_home(saved, exported, tmp_path, capsy
             assert generate(["--load", str(source), *options, prompt]) == 0
             assert list(map(int, capsys.readouterr().out.split())) == tokens, (name, form)
     assert len({tuple(tokens) for tokens in found}) == 2
+
+
+@torch.no_grad()
+def test_bf16_weights_stay_bf16(saved, exported, ids):
+    """The codes are rounded once, in the table as in the computed input."""
+    code = TokenCode.from_json(open_checkpoint(saved["bf16"][0]).common["token_code"])
+    table = code.table(72, torch.bfloat16)
+    for form in FORMS:
+        model = loaded(exported["bf16", form])
+        assert model.dtype == torch.bfloat16
+        layer, every = model.get_input_embeddings(), torch.arange(V)
+        found = layer(every) if form == "plain" else layer(every, torch.bfloat16)
+        assert torch.equal(found, table)
+        expected = saved["bf16"][1].float()
+        assert (model(ids).logits.float() - expected).abs().mean() < 0.02 * expected.std()
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@torch.no_grad()
+def test_a_llama_from_elsewhere_comes_in(ids, tmp_path, tied):
+    """Written by transformers, loaded here by two tensor-parallel ranks."""
+    config = LlamaConfig(
+        vocab_size=V,
+        hidden_size=72,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=LENGTH,
+        rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+        tie_word_embeddings=tied,
+    )
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(config).eval()
+    for parameter in model.parameters():
+        parameter += torch.randn(parameter.shape) * 0.1
+    model.save_pretrained(tmp_path / "hf")
+    folders = {str(tmp_path / "hf"): str(tmp_path / "in")}
+    run_ranks(1, export_cases.import_all, folders)
+    tie = "--no-untie-embeddings-and-output-weights" if tied else ""
+    argv = flags(
+        f"{LLAMA} --input-interface learned --rotary-base 500000 --norm-epsilon 1e-6 {tie} "
+        f"--tensor-model-parallel-size 2 --load {tmp_path / 'in'} --finetune",
+        tmp_path / "unused",
+    )
+    halves = run_ranks(2, export_cases.load_and_run, argv, ids)
+    ours = torch.cat(halves, dim=-1)[..., :V]
+    assert (model(ids).logits - ours).abs().max() < 1e-5
+    if tied:
+        export(tmp_path / "in", tmp_path / "out", "plain")
+        assert (loaded(tmp_path / "out")(ids).logits - ours).abs().max() < 1e-5
+        with pytest.raises(UserError, match="use --form plain"):
+            export(tmp_path / "in", tmp_path / "own", "table-free")

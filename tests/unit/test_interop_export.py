@@ -1,0 +1,190 @@
+"""Folders, tokenizers, refusals: what needs no process group."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from fixedcode_megatron.codes import TokenCode
+from fixedcode_megatron.config.tree import default_config
+from fixedcode_megatron.data.tokenizers import build_tokenizer
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.architecture import Architecture, architecture_of
+from fixedcode_megatron.interop.convert_command import main as convert
+from fixedcode_megatron.interop.hf_folder import INDEX, FolderTensors, atomically, write_tensors
+from fixedcode_megatron.interop.hf_tokenizer_files import write_tokenizer
+from fixedcode_megatron.interop.llama_config import settings_of_llama
+from fixedcode_megatron.interop.modeling_fixedcode import CodeInput, FixedCodeConfig
+from fixedcode_megatron.interop.pieces import Piece, cut, join
+
+LLAMA = dict(
+    architectures=["LlamaForCausalLM"],
+    hidden_act="silu",
+    vocab_size=64,
+    num_hidden_layers=1,
+    hidden_size=16,
+    intermediate_size=24,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=32,
+    rms_norm_eps=1e-6,
+    rope_parameters={"rope_type": "default", "rope_theta": 500000.0},
+)
+
+
+def architecture(**changes):
+    found = settings_of_llama(LLAMA)
+    config = default_config().to_dict() | found["config"] | changes
+    return architecture_of(found | {"config": config}, found["vocab_size"])
+
+
+def test_a_llamas_settings():
+    """Case 49: the base of the rotary frequencies is read wherever a release writes it."""
+    a = architecture()
+    assert (a.rotary_base, a.rotary_fraction, a.head_size, a.num_groups) == (500000, 1.0, 4, 2)
+    older = {k: v for k, v in LLAMA.items() if k != "rope_parameters"} | {"rope_theta": 10000.0}
+    assert settings_of_llama(older)["config"]["rotary_base"] == 10000
+    assert not a.tied_head and not a.qkv_bias and a.norm_epsilon == 1e-6
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        (dict(architectures=["MistralForCausalLM"]), "MistralForCausalLM"),
+        (dict(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0}), "llama3"),
+        (dict(attention_bias=True), "mlp_bias False"),
+        (dict(hidden_act="gelu"), "hidden_act gelu"),
+    ],
+)
+def test_other_llamas_are_refused(changes, word):
+    with pytest.raises(UserError, match=word):
+        settings_of_llama(LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    "changes, word",
+    [
+        (dict(num_moe_experts=8), "--num-moe-experts 8"),
+        (dict(rotary_interleaved=True), "--rotary-interleaved True"),
+    ],
+)
+def test_models_that_no_form_holds_are_refused(changes, word):
+    with pytest.raises(UserError, match=word):
+        architecture(**changes)
+
+
+def test_query_groups_are_cut_apart():
+    """Two groups of two query heads of width 1: rows q0 q1 k0 v0 q2 q3 k1 v1."""
+    a: Architecture = architecture(kv_channels=1)
+    fused = torch.tensor([0, 1, 10, 20, 2, 3, 11, 21])[:, None]
+    piece = Piece("", None, ("q", "k", "v"), "qkv")
+    parts = cut(piece, fused, a)
+    assert [part.flatten().tolist() for part in parts] == [[0, 1, 2, 3], [10, 11], [20, 21]]
+    assert torch.equal(join(piece, parts, a), fused)
+    rows = Piece("", None, ("qkv",), "qkv_rows")
+    [together] = cut(rows, fused, a)
+    assert together.flatten().tolist() == [0, 1, 2, 3, 10, 11, 20, 21]
+    assert torch.equal(join(rows, [together], a), fused)
+    gated = Piece("", None, ("gate", "up"), "halves")
+    assert [p.flatten().tolist() for p in cut(gated, fused, a)] == [[0, 1, 10, 20], [2, 3, 11, 21]]
+
+
+CODES = [
+    TokenCode.binary(70_000, num_bits=20, shift=0xABC, allow_partial_tile=True),
+    TokenCode.gf2(70_000, seed=3, scale=0.1, offset=-0.3, allow_partial_tile=True),
+    TokenCode.gf2(2**31, num_bits=32),
+    TokenCode.random(70_000, num_bits=24, seed=2**64 - 1, scale=0.7, offset=0.1),
+    TokenCode.random(70_000, num_bits=8, lift="interleave"),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("code", CODES)
+def test_the_modelling_files_codes_are_ours_bit_for_bit(code, dtype):
+    draw = random.Random(5)
+    ids = [0, 1, code.vocab_size - 1, *(draw.randrange(code.vocab_size) for _ in range(500))]
+    width = 96
+    config = FixedCodeConfig(
+        vocab_size=code.vocab_size,
+        hidden_size=width,
+        input_interface=code.kind,
+        token_code=json.loads(code.to_json()),
+    )
+    found = CodeInput(config)(torch.tensor(ids), dtype)
+    assert found.dtype == dtype
+    assert torch.equal(found, code.embed(torch.tensor(ids), width, dtype))
+
+
+def test_shards_hold_what_they_should(tmp_path):
+    """Four tensors of 40 bytes with room for 100: two shards of two, and an index."""
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(4)}
+    assert write_tensors(tmp_path, tensors.items(), 100) == 40
+    index = json.loads((tmp_path / INDEX).read_text())
+    names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    assert index["weight_map"] == dict(t0=names[0], t1=names[0], t2=names[1], t3=names[1])
+    assert index["metadata"]["total_size"] == 160
+    assert sorted(p.name for p in tmp_path.iterdir()) == [*names, INDEX]
+    read = FolderTensors(tmp_path)
+    assert all(torch.equal(read.read(name), value) for name, value in tensors.items())
+    with pytest.raises(UserError, match="no tensor t9"):
+        read.read("t9")
+
+
+def test_an_export_is_there_whole_or_not_at_all(tmp_path):
+    target = tmp_path / "model"
+    with pytest.raises(OSError, match="full"), atomically(target) as folder:
+        (folder / "config.json").write_text("{}")
+        raise OSError("disk full")
+    assert not list(tmp_path.iterdir())
+    with atomically(target) as folder:
+        (folder / "config.json").write_text("{}")
+    assert [p.name for p in target.iterdir()] == ["config.json"]
+    with pytest.raises(UserError, match="exists already"), atomically(target):
+        pass
+
+
+@pytest.fixture
+def tokenizer_json(tmp_path):
+    """A tokenizer of six words, the last of which ends a document."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = ["a", "b", "c", "d", "e", "<|endoftext|>"]
+    model = models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a")
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<|endoftext|>"])
+    path = tmp_path / "home" / "tokenizer.json"
+    path.parent.mkdir()
+    tokenizer.save(str(path))
+    return path
+
+
+def test_the_tokenizer_comes_along(tokenizer_json, tmp_path):
+    """Case 50: transformers finds it, and the end-of-document token is its eos."""
+    from transformers import AutoTokenizer
+
+    ours = build_tokenizer("HuggingFaceTokenizer", str(tokenizer_json))
+    saved = {"tokenizer_type": "HuggingFaceTokenizer", "tokenizer_model": str(tokenizer_json)}
+    target = tmp_path / "export"
+    target.mkdir()
+    assert write_tokenizer(target, saved, ours.fingerprint) == 5
+    theirs = AutoTokenizer.from_pretrained(target)
+    assert theirs.eos_token_id == 5
+    assert theirs("b d a e").input_ids == ours.encode_batch(["b d a e"])[0] == [1, 3, 0, 4]
+    with pytest.raises(UserError, match="not the tokenizer"):
+        write_tokenizer(target, saved, "another")
+
+
+def test_the_converter_says_what_is_wrong(tmp_path, capsys):
+    flags = f"--load {tmp_path} --save {tmp_path / 'x'}".split()
+    assert convert(["--from", "hf", "--to", "hf", *flags]) == 1
+    assert "--from hf --to hf" in capsys.readouterr().err
+    assert convert(["--from", "megatron", "--to", "hf", *flags]) == 1
+    assert "holds no checkpoint" in capsys.readouterr().err
+    assert convert(["--from", "hf", "--to", "megatron", *flags]) == 1
+    assert "config.json does not exist" in capsys.readouterr().err
+    assert not (tmp_path / "x").exists()
+    with pytest.raises(SystemExit):
+        convert(["--from", "megatron", "--to", "hf", *flags, "--max-shard-size", "5"])
+    assert "500MB" in capsys.readouterr().err
