@@ -65,14 +65,10 @@ def _results(root: Path, iteration: int) -> list[tuple[str, Any]]:
     if not path.is_file():
         return []
     rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-    found = [r for r in rows if r.get("kind") == "valid" and r.get("iteration", 0) <= iteration]
+    found = [r for r in rows if r["kind"] == "validation" and r["iteration"] <= iteration]
     if not found:
         return []
-    return [
-        (f"validation {name}", value)
-        for name, value in found[-1].items()
-        if name in ("lm loss", "lm loss PPL", "loss", "ppl")
-    ]
+    return [(f"validation {n}", f"{found[-1][n]:.4g}") for n in ("lm loss", "lm loss PPL")]
 
 
 def _usage(kind: str, interface: str) -> list[str]:

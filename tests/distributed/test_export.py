@@ -240,3 +240,35 @@ def test_a_llama_from_elsewhere_comes_in(ids, tmp_path, tied):
         assert (loaded(tmp_path / "out")(ids).logits - ours).abs().max() < 1e-5
         with pytest.raises(UserError, match="use --form plain"):
             export(tmp_path / "in", tmp_path / "own", "table-free")
+
+
+def test_the_model_card_and_what_else_lies_in_the_folder(saved, tmp_path):
+    """9 columns of the low-dimensional table are trained, not the width of it."""
+    folder = saved["lowdim"][0]
+    rows = [("validation", 0, 2.5, 12.18), ("validation", 5, 1.0, 2.72), ("train", 0, 3.0, 20.0)]
+    names = ("kind", "iteration", "lm loss", "lm loss PPL")
+    lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
+    (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    cards = {}
+    for form in FORMS:
+        export(folder, tmp_path / form, form)
+        cards[form] = (tmp_path / form / "README.md").read_text()
+        assert str(folder) not in cards[form]
+        for path in (tmp_path / form).glob("*.json"):
+            assert str(folder.parent) not in path.read_text(), path
+    found = {path.name for path in (tmp_path / "table-free").iterdir()}
+    assert found == {
+        "config.json",
+        "fixedcode_megatron.json",
+        "generation_config.json",
+        "model.safetensors",
+        "modeling_fixedcode.py",
+        "README.md",
+    }
+    # per layer: QKV 72 x (4 + 2 * 2) * 12, its output 48 x 72, the MLP 3 x 72 x 40, two norms
+    layers = 2 * (72 * 96 + 48 * 72 + 3 * 72 * 40 + 2 * 72)
+    total = layers + 72 + V * 72 + V * 9
+    for card in cards.values():
+        assert f"| trained parameters | {total:,} |" in card
+        assert "| validation lm loss | 2.5 |" in card
+        assert "| training data | unread |" in card
