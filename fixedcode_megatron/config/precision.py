@@ -48,6 +48,6 @@ def expand(cfg: RunConfig, problems: list[str]) -> None:
                 cfg.set("precision", None)  # what the flags say has another name
                 continue
             problems.append(
-                f"--precision {name}: means {field} {value}, but {field} {cfg.get(field)} is given, "
-                "too; drop one of them"
+                f"--precision {name}: means {field} {value}, but {field} {cfg.get(field)} is "
+                "given, too; drop one of them"
             )
