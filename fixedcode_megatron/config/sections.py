@@ -109,7 +109,7 @@ class ModelConfig:
     )
     precision: str | None = option(
         None,
-        "a recipe by name: stands for --bf16, --fp8-format, --fp8-recipe and the like (docs/gpu.md)",
+        "a recipe by name, for --bf16, --fp8-format, --fp8-recipe and the like (docs/gpu.md)",
         choices=("fp32", "bf16", "fp8_delayed", "fp8_current", "fp8_blockwise"),
     )
 
