@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from fixedcode_megatron.codes import TokenCode
 from fixedcode_megatron.errors import UserError
 
@@ -113,7 +111,7 @@ def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
         num_groups=saved["num_query_groups"],
         head_size=saved["kv_channels"],
         max_positions=saved["max_position_embeddings"],
-        activation=_activation(saved),
+        activation=_activation(saved, common["versions"]["torch"]),
         normalization=saved["normalization"],
         norm_epsilon=saved["layernorm_epsilon"],
         zero_centered_norm=saved["layernorm_zero_centered_gamma"],
@@ -128,14 +126,17 @@ def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
     )
 
 
-def _activation(saved: Mapping[str, Any]) -> str:
+def _activation(saved: Mapping[str, Any], torch_version: str) -> str:
+    """The activation; `torch_version` is that of the program that trained the model."""
     if saved["swiglu"]:
         return "silu"
     if saved["squared_relu"]:
         return "relu2"
-    # megatron-core's fused GELU is the tanh approximation; it has biases and needs a GPU.
-    fused = saved["add_bias_linear"] and saved["bias_activation_fusion"] is not False
-    return "gelu_pytorch_tanh" if fused and torch.cuda.is_available() else "gelu"
+    # megatron-core's fused GELU is the tanh approximation; it needs biases and a GPU.
+    fused = saved["bias_activation_fusion"]
+    if fused is None:
+        fused = saved["device"] != "cpu" and not torch_version.endswith("+cpu")
+    return "gelu_pytorch_tanh" if fused and saved["add_bias_linear"] else "gelu"
 
 
 def _rotary_fraction(saved: Mapping[str, Any]) -> float:

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
+
 from fixedcode_megatron.data.tool_runner import run_tool
 from fixedcode_megatron.errors import UserError
 
@@ -38,6 +40,8 @@ def _generate(options: argparse.Namespace) -> None:
         raise UserError(
             f"{error.name} is not installed: pip install transformers safetensors"
         ) from error
+    if options.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {options.device}: torch sees no CUDA device; use --device cpu")
     loaded = load_model(
         Path(options.load),
         step=options.ckpt_step,

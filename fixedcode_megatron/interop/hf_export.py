@@ -13,7 +13,7 @@ from fixedcode_megatron.interop.forms import form_of
 from fixedcode_megatron.interop.hf_folder import atomically, write_json, write_tensors
 from fixedcode_megatron.interop.hf_tokenizer_files import write_tokenizer
 from fixedcode_megatron.interop.model_card import model_card
-from fixedcode_megatron.interop.source import exported_tensors, open_checkpoint
+from fixedcode_megatron.interop.source import Source, exported_tensors, open_checkpoint
 
 RECORD = "fixedcode_megatron.json"
 """What an import needs beyond the tensors; names no path of the machine that trained the model."""
@@ -58,7 +58,7 @@ def export(
         dtype = str(source.dtype).removeprefix("torch.")
         write_json(folder / "config.json", form.config | ends | {"torch_dtype": dtype})
         write_json(folder / "generation_config.json", ends)
-        write_json(folder / RECORD, _record(common, kind))
+        write_json(folder / RECORD, _record(source, kind))
         if kind == "table-free":
             shutil.copyfile(str(modeling_fixedcode.__file__), folder / "modeling_fixedcode.py")
         card = model_card(source, kind, form.config["architectures"][0], elements)
@@ -66,12 +66,14 @@ def export(
     logger.info("wrote %s: %s, %d weights in %s", target, kind, elements, dtype)
 
 
-def _record(common: dict[str, Any], kind: str) -> dict[str, Any]:
-    shape = {"input", "model", "transformer"}
+def _record(source: Source, kind: str) -> dict[str, Any]:
+    common, shape = source.common, {"input", "model", "transformer"}
     saved = {
         name: value
         for name, value in common["config"].items()
         if name in OPTIONS and shape & set(OPTIONS[name].sections) and name != "code_matrix"
     }
+    # Which GELU it is no longer depends on the machine.
+    saved["bias_activation_fusion"] = source.architecture.activation == "gelu_pytorch_tanh"
     kept = ("input_interface", "vocab_size", "token_code", "tokenizer_fingerprint", "iteration")
     return {"form": kind, "config": saved} | {name: common[name] for name in kept}

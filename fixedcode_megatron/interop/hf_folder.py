@@ -78,6 +78,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     from safetensors.torch import save_file
 
     save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)  # it makes files that nobody else can read
 
 
 def _name_shards(folder: Path, shards: list[list[str]], total: int) -> None:

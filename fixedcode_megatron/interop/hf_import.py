@@ -60,7 +60,7 @@ def import_folder(folder: Path, save: Path) -> None:
         if tensors.read(name).any():
             raise UserError(f"{folder}: {name} is not 0, and our model has no such bias")
     if form.table is not None:
-        table = _table(folder, tensors.read(form.table), a)
+        table = trained_table(folder, tensors.read(form.table), a)
         if table is not None:
             state["table"] = _sharded(table[0], [table[1]], a, common)
     _save(state, common, save)
@@ -122,7 +122,9 @@ def _sharded(
     return ShardedTensor.from_rank_offsets(piece.key, tensor, place, prepend_axis_num=1)
 
 
-def _table(folder: Path, table: torch.Tensor, a: Architecture) -> tuple[Piece, torch.Tensor] | None:
+def trained_table(
+    folder: Path, table: torch.Tensor, a: Architecture
+) -> tuple[Piece, torch.Tensor] | None:
     """The trained tensor behind a plain form's input table; None for a fixed code.
 
     Raises

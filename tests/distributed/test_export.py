@@ -26,7 +26,7 @@ LLAMA = "--swiglu --normalization RMSNorm --disable-bias-linear --num-query-grou
 GELU = "--normalization LayerNorm"
 CASES = {
     "learned": f"{LLAMA} --input-interface learned",
-    "binary": f"{LLAMA} --input-interface binary --code-shift 5",
+    "binary": f"{LLAMA} --input-interface binary --code-shift 5 --fold-first-layer",
     "gf2": f"{LLAMA} --input-interface gf2 --code-scale 2 --code-offset -1 --add-qkv-bias",
     "random": f"{LLAMA} --input-interface random --code-scale 0.3 --code-lift interleave",
     "lowdim": f"{LLAMA} --input-interface lowdim --kv-channels 12",

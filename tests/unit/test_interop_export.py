@@ -1,5 +1,6 @@
 """Folders, tokenizers, refusals: what needs no process group."""
 
+import dataclasses
 import json
 import random
 
@@ -13,6 +14,7 @@ from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.architecture import Architecture, architecture_of
 from fixedcode_megatron.interop.convert_command import main as convert
 from fixedcode_megatron.interop.hf_folder import INDEX, FolderTensors, atomically, write_tensors
+from fixedcode_megatron.interop.hf_import import trained_table
 from fixedcode_megatron.interop.hf_tokenizer_files import write_tokenizer
 from fixedcode_megatron.interop.llama_config import settings_of_llama
 from fixedcode_megatron.interop.modeling_fixedcode import CodeInput, FixedCodeConfig
@@ -33,8 +35,8 @@ LLAMA = dict(
 )
 
 
-def architecture(**changes):
-    found = settings_of_llama(LLAMA)
+def architecture(torch_version="2.13.0+cpu", **changes):
+    found = settings_of_llama(LLAMA) | {"versions": {"torch": torch_version}}
     config = default_config().to_dict() | found["config"] | changes
     return architecture_of(found | {"config": config}, found["vocab_size"])
 
@@ -60,6 +62,24 @@ def test_a_llamas_settings():
 def test_other_llamas_are_refused(changes, word):
     with pytest.raises(UserError, match=word):
         settings_of_llama(LLAMA | changes)
+
+
+@pytest.mark.parametrize(
+    "version, changes, expected",
+    [
+        ("2.13.0+cpu", {}, "gelu"),
+        ("2.13.0+cu130", {}, "gelu_pytorch_tanh"),
+        ("2.13.0+cu130", dict(device="cpu"), "gelu"),
+        ("2.13.0+cu130", dict(bias_activation_fusion=False), "gelu"),
+        ("2.13.0+cpu", dict(bias_activation_fusion=True), "gelu_pytorch_tanh"),
+        ("2.13.0+cu130", dict(add_bias_linear=False), "gelu"),
+        ("2.13.0+cu130", dict(squared_relu=True), "relu2"),
+    ],
+)
+def test_which_gelu_it_was(version, changes, expected):
+    """megatron-core fuses biases with the tanh approximation, on GPUs and unless told not to."""
+    gelu = dict(swiglu=False, add_bias_linear=True) | changes
+    assert architecture(version, **gelu).activation == expected
 
 
 @pytest.mark.parametrize(
@@ -158,6 +178,19 @@ def tokenizer_json(tmp_path):
     path.parent.mkdir()
     tokenizer.save(str(path))
     return path
+
+
+@pytest.mark.parametrize("code", CODES[:2])
+def test_a_table_that_was_trained_on_is_no_code(code, tmp_path):
+    """One element that differs in its last bit is enough."""
+    a = dataclasses.replace(
+        architecture(), interface=code.kind, code=code, vocab_size=code.vocab_size, hidden_size=24
+    )
+    table = code.table(24)
+    assert trained_table(tmp_path, table, a) is None
+    table[69_999, 5] = table[69_999, 5].nextafter(torch.tensor(9.0))
+    with pytest.raises(UserError, match="trained on"):
+        trained_table(tmp_path, table, a)
 
 
 def test_the_tokenizer_comes_along(tokenizer_json, tmp_path):
