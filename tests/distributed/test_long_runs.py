@@ -182,7 +182,7 @@ def test_an_optimizer_started_anew_counts_its_own_steps(train, same, tmp_path):
 
 @pytest.mark.parametrize("interface", ["learned", "binary", "lowdim"])
 def test_the_padded_vocabulary_may_change_with_the_layout(train, same, interface):
-    """Case 36: V = 500 has 504 rows at TP 1, to 512 at TP 2; back at TP 1 all is as it was.
+    """Case 36: V = 500 has 504 rows at TP 1, 512 at TP 2; back at TP 1 all is as it was.
 
     The learning rate of 0 keeps the weights, so that the losses tell whether the rows are the same;
     padding rows take part in the softmax, which moves them by log(512 / 504) = 0.016.
