@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import re
 import warnings
@@ -25,7 +26,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("megatron").setLevel(logging.ERROR)
     warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
     options = _parser().parse_args(argv)
-    return run_tool(lambda: _convert(options), writes=False)
+    try:
+        return run_tool(lambda: _convert(options), writes=False)
+    finally:
+        gc.unfreeze()  # what is frozen counts as leaked for the libraries that torch brings along
 
 
 def _convert(options: argparse.Namespace) -> None:

@@ -48,7 +48,7 @@ def import_folder(folder: Path, save: Path) -> None:
     record = _read_json(folder / RECORD) if (folder / RECORD).is_file() else None
     found = record or settings_of_llama(_read_json(folder / "config.json"))
     kind = found.get("form", "plain")
-    common = _common_state(found)
+    common = common_state(found, folder)
     a = architecture_of(common, found["vocab_size"])
     tensors, form = FolderTensors(folder), form_of(kind, a)
     _check_names(folder, tensors, form)
@@ -73,8 +73,14 @@ def _read_json(path: Path) -> Any:
     return json.loads(path.read_text("utf-8"))
 
 
-def _common_state(found: dict[str, Any]) -> dict[str, Any]:
+def common_state(found: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The common state of a checkpoint of iteration 0 that was imported from `folder`."""
     config = default_config().to_dict() | found["config"]
+    if (folder / "tokenizer.json").is_file():
+        config |= {
+            "tokenizer_type": "HuggingFaceTokenizer",
+            "tokenizer_model": str(folder.resolve()),
+        }
     return {
         "checkpoint_version": 3.0,
         "iteration": 0,

@@ -55,9 +55,11 @@ def _from_folder(
     folder: Path, tokenizer_model: str | None, device: str, trust_remote_code: bool
 ) -> LoadedModel:
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging as progress
 
     from fixedcode_megatron.interop.modeling_fixedcode import FixedCodeConfig, FixedCodeForCausalLM
 
+    progress.disable_progress_bar()
     options: dict[str, Any] = {"local_files_only": True, "dtype": "auto"}
     if '"fixedcode"' in (folder / "config.json").read_text("utf-8"):
         config = FixedCodeConfig.from_pretrained(folder)  # this program's own, not the folder's

@@ -14,7 +14,7 @@ from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.architecture import Architecture, architecture_of
 from fixedcode_megatron.interop.convert_command import main as convert
 from fixedcode_megatron.interop.hf_folder import INDEX, FolderTensors, atomically, write_tensors
-from fixedcode_megatron.interop.hf_import import trained_table
+from fixedcode_megatron.interop.hf_import import common_state, trained_table
 from fixedcode_megatron.interop.hf_tokenizer_files import write_tokenizer
 from fixedcode_megatron.interop.llama_config import settings_of_llama
 from fixedcode_megatron.interop.modeling_fixedcode import CodeInput, FixedCodeConfig
@@ -205,6 +205,11 @@ def test_the_tokenizer_comes_along(tokenizer_json, tmp_path):
     theirs = AutoTokenizer.from_pretrained(target)
     assert theirs.eos_token_id == 5
     assert theirs("b d a e").input_ids == ours.encode_batch(["b d a e"])[0] == [1, 3, 0, 4]
+    found = settings_of_llama(LLAMA)
+    imported = common_state(found, target)["config"]
+    again = build_tokenizer(imported["tokenizer_type"], imported["tokenizer_model"])
+    assert again.fingerprint == ours.fingerprint
+    assert common_state(found, tmp_path)["config"]["tokenizer_model"] is None
     with pytest.raises(UserError, match="not the tokenizer"):
         write_tokenizer(target, saved, "another")
 
