@@ -65,6 +65,16 @@ def flags(text, folder):
     return [*common.split(), *text.split()]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _modules_cache(tmp_path_factory):
+    """Modelling files are copied here before they are imported, not into the user's home."""
+    with pytest.MonkeyPatch.context() as patch:
+        cache = str(tmp_path_factory.mktemp("modules"))
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", cache)
+        patch.syspath_prepend(cache)
+        yield
+
+
 @pytest.fixture(scope="module")
 def ids():
     return torch.randint(0, V, (2, LENGTH), generator=torch.Generator().manual_seed(1))
