@@ -1,1 +1,1 @@
-"""Taking a trained model elsewhere: generation, and later export and evaluation."""
+"""Taking a trained model elsewhere: generation, export and import."""
