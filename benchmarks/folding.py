@@ -29,7 +29,8 @@ def main() -> None:
     """Measure, print a table, and write a CSV where asked to."""
     options = _options()
     flags = f"--num-layers 1 --hidden-size {options.hidden_size} --num-attention-heads 32 "
-    flags += "--normalization RMSNorm --disable-bias-linear --hidden-dropout 0 --print-config"
+    flags += "--normalization RMSNorm --disable-bias-linear --hidden-dropout 0 --print-config "
+    flags += "--no-gradient-accumulation-fusion"
     cfg = parse_args(flags.split())
     started = runtime.initialize(cfg)
     rows = []

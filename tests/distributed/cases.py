@@ -95,8 +95,10 @@ def first_projection(argv: list[str], *, hand_over: bool = False) -> dict[str, t
 
     cfg = parse_args(argv)
     runtime.initialize(cfg)
-    double = dict(params_dtype=torch.float64, pipeline_dtype=torch.float64)
-    [model], config, code = build_model(cfg, run_vocabulary(cfg, cfg.model.vocab_size), **double)
+    overrides = dict(params_dtype=torch.float64, pipeline_dtype=torch.float64)
+    overrides["gradient_accumulation_fusion"] = False  # nothing here has main gradients
+    vocabulary = run_vocabulary(cfg, cfg.model.vocab_size)
+    [model], config, code = build_model(cfg, vocabulary, **overrides)
     linear = model.decoder.layers[0].self_attention.linear_qkv
     generator = torch.Generator().manual_seed(5)
     for name, parameter in linear.named_parameters():
