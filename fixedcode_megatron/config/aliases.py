@@ -59,6 +59,7 @@ ALIASES: dict[str, Alias] = {
     "microbatch_group_size_per_virtual_pipeline_stage": _renames(
         "microbatch_group_size_per_vp_stage"
     ),
+    "muon_no_split_qkv": _sets(False, "muon_split_qkv"),
     "num_experts": _renames("num_moe_experts"),
     "no_barrier_with_level_1_timing": _sets(False, "barrier_with_L1_time"),
     "no_bias_gelu_fusion": _sets(False, "bias_activation_fusion"),
@@ -165,7 +166,7 @@ _FAMILY = "this project trains decoder-only GPT models"
 _FSDP = "FSDP is not supported: use --use-distributed-optimizer to shard the optimizer's state"
 _INFERENCE = "inference settings do not belong to training: see tools/generate.py"
 _MUP = "maximal-update parametrisation is not supported: it scales a table at the input"
-_OPTIMIZERS = "the optimizers are adam and sgd"
+_OPTIMIZERS = "the optimizers are adam, sgd and muon"
 
 REFUSED: dict[str, str] = {
     "batch_size": "use --micro-batch-size and --global-batch-size",
@@ -230,7 +231,6 @@ REFUSED_PREFIXES: dict[str, str] = {
     "moe_": _MOE,
     "mrope_": "this project trains on text alone",
     "mtp_": "multi-token prediction is not supported",
-    "muon_": _OPTIMIZERS,
     "mup_": _MUP,
     "retro_": _FAMILY,
     "rl_": "reinforcement learning is not supported",
@@ -262,6 +262,7 @@ _TO_HF = "convert it to a Hugging Face tokenizer.json and use HuggingFaceTokeniz
 
 REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("ckpt_format", "torch"): "checkpoints are of the format torch_dist",
+    ("muon_scalar_optimizer", "lion"): "what is no matrix is left to adam",
     ("ckpt_format", "zarr"): "checkpoints are of the format torch_dist",
     ("tokenizer_type", "Llama2Tokenizer"): _TO_HF,
     ("position_embedding_type", "learned_absolute"): (

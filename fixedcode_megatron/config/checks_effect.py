@@ -31,6 +31,7 @@ _REFUSED: dict[str, str] = {
     "enable_cuda_graph": _GRAPHS,
     "external_cuda_graph": _GRAPHS,
     "overlap_param_gather_with_optimizer_step": "is not supported; use --overlap-param-gather",
+    "use_layer_wise_distributed_optimizer": "is not supported: Muon's state is whole on every rank",
 }
 
 _NEEDS_TRANSFORMER_ENGINE = (
@@ -129,8 +130,12 @@ def _precision(cfg: RunConfig) -> list[str]:
 
 def _notice_partial_effects(cfg: RunConfig) -> None:
     """Notice settings whose effect depends on others."""
-    other = "adam" if cfg.optimizer.optimizer == "sgd" else "sgd"
-    unused = [name for name in cfg.given if name.startswith(f"{other}_")]
+    used = {"muon": ("muon_", "adam_")}.get(cfg.optimizer.optimizer, f"{cfg.optimizer.optimizer}_")
+    unused = [
+        name
+        for name in cfg.given
+        if name.startswith(("adam_", "sgd_", "muon_")) and not name.startswith(used)
+    ]
     cfg.notices += [
         f"{_flag(name)} has no effect with --optimizer {cfg.optimizer.optimizer}" for name in unused
     ]

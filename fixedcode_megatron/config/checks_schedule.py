@@ -25,10 +25,9 @@ def schedule(cfg: RunConfig) -> list[str]:
     lr, min_lr = cfg.optimizer.lr, cfg.optimizer.min_lr
     if lr is not None and (lr < 0 or not 0 <= min_lr <= lr):
         problems.append(f"--lr {lr} and --min-lr {min_lr}: must be 0 <= min-lr <= lr")
-    if cfg.optimizer.optimizer not in ("adam", "sgd"):
+    if cfg.optimizer.optimizer not in ("adam", "sgd", "muon"):
         problems.append(
-            f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam and sgd; "
-            "megatron-core's others need a package for Python 3.12 and are not supported"
+            f"--optimizer {cfg.optimizer.optimizer}: the optimizers are adam, sgd and muon"
         )
     if cfg.optimizer.optimizer == "sgd" and cfg.ddp.use_distributed_optimizer:
         problems.append(

@@ -11,6 +11,7 @@ from fixedcode_megatron.config import (
     checks_layout,
     checks_machine,
     checks_model,
+    checks_muon,
     checks_run,
     checks_schedule,
     checks_training,
@@ -54,6 +55,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_effect.check(cfg)
     problems += checks_training.batches(cfg, world_size)
     problems += checks_schedule.schedule(cfg)
+    problems += checks_muon.check(cfg)
     problems += checks_training.ranges(cfg)
     problems += checks_training.checkpoints_and_logs(cfg)
     problems += checks_data.check(cfg)

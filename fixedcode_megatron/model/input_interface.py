@@ -138,6 +138,8 @@ class LowDimEmbedding(_ComputedEmbedding):
             torch.empty(vocab_size, num_columns, dtype=config.params_dtype, device=device)
         )
         self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+        # As megatron-core marks its own table: no matrix for Muon.
+        self.weight.is_embedding_or_output_parameter = True  # type: ignore[attr-defined]
         if config.perform_initialization:
             config.init_method(self.weight)
         self.register_buffer("lift_index", lift_index, persistent=False)

@@ -179,6 +179,8 @@ def _refuse_unknown(cfg: RunConfig) -> None:
         problems.append("--input-interface lowdim; use learned or a fixed one")
     if not cfg.model.untie_embeddings_and_output_weights:
         problems.append("tied tables; use --untie-embeddings-and-output-weights")
+    if cfg.optimizer.optimizer != "adam":
+        problems.append(f"--optimizer {cfg.optimizer.optimizer}; use adam")
     if any(
         (
             t.num_layers_in_first_pipeline_stage,

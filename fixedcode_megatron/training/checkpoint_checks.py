@@ -136,6 +136,12 @@ def check_model(cfg: RunConfig, saved: Mapping[str, Any], path: Path, weights_on
 
 def check_optimizer_kind(cfg: RunConfig, saved: Mapping[str, Any], path: Path) -> None:
     """Refuse to load one kind of optimizer's state into the other: megatron-core cannot."""
+    optimizer = saved.get("optimizer", cfg.optimizer.optimizer)
+    if optimizer != cfg.optimizer.optimizer:
+        raise UserError(
+            f"{path} was saved with --optimizer {optimizer}, here is {cfg.optimizer.optimizer}: "
+            "give the same, or start the optimizer anew with --no-load-optim"
+        )
     distributed = saved["use_distributed_optimizer"]
     if distributed != cfg.ddp.use_distributed_optimizer:
         used, flag = ("with", "add") if distributed else ("without", "leave out")

@@ -72,7 +72,8 @@ def savings(trainer: Trainer) -> Savings | None:
     sixteen_bit = config.bf16 or config.fp16
     weight = 2 if sixteen_bit else 4
     gradient = 4 if cfg.ddp.grad_reduce_in_fp32 or not sixteen_bit else 2
-    moments = {"adam": 8, "sgd": 4}.get(cfg.optimizer.optimizer, 0) + (4 if sixteen_bit else 0)
+    moments = 4 if cfg.optimizer.optimizer == "sgd" else 8  # muon leaves a table to adam
+    moments += 4 if sixteen_bit else 0
     shared = cfg.ddp.use_distributed_optimizer
     calls, size = _tensor_parallel(trainer, weight)
     return Savings(

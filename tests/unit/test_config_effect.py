@@ -1,5 +1,7 @@
 """No setting is accepted that does nothing without a word."""
 
+import importlib.util
+
 import pytest
 
 from fixedcode_megatron.config import parse_args
@@ -38,11 +40,24 @@ def test_refused(flags, word):
         ("--memory-efficient-layer-norm", "torch-native"),
         ("--recompute-granularity selective --recompute-modules layernorm", "linear layers"),
         ("--cp-comm-type a2a", "torch-native"),
+        ("--muon-momentum 0.9", "--optimizer adam"),
     ],
 )
 def test_noticed(flags, word):
     notices = parse_args([*MINIMAL, *flags.split()]).notices
     assert [line for line in notices if "has no effect" in line and word in line], notices
+
+
+def test_muon_names_the_package_that_it_lacks(monkeypatch):
+    """megatron-core 0.16 calls an older release of it; the one for 0.19 needs Python 3.12."""
+    module = "megatron.core.optimizer.emerging_optimizers"
+    if importlib.util.find_spec(module):
+        monkeypatch.setattr(f"{module}.HAVE_EMERGING_OPTIMIZERS", False)
+    with pytest.raises(ConfigError) as caught:
+        parse_args([*MINIMAL, "--optimizer", "muon"])
+    (problem,) = caught.value.problems
+    assert problem.startswith("--optimizer muon: ") and "emerging-optimizers" in problem
+    assert ("Python 3.12" if importlib.util.find_spec(module) else "0.19") in problem
 
 
 def test_a_plain_run_has_nothing_to_notice():

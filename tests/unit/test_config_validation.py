@@ -161,7 +161,7 @@ def test_bf16_gradients_add_up_in_fp32_unless_told_otherwise():
             ["--lr-warmup-samples=2"],
             "--lr-warmup-samples with --train-iters: use --lr-warmup-iters",
         ),
-        (["--optimizer=muon"], "--optimizer muon: the optimizers are adam and sgd"),
+        (["--optimizer=lion"], "--optimizer lion: the optimizers are adam, sgd and muon"),
         (["--adam-beta2=1"], "--adam-beta2 1.0: must be at least 0 and below 1"),
         (["--clip-grad=nan"], "--clip-grad nan: must be at least 0"),
         (["--lr-decay-style=WSD"], "needs --lr-wsd-decay-iters"),

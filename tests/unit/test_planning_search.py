@@ -72,6 +72,10 @@ def test_what_cannot_be_planned_says_why():
         search(paper_b(), GPUS["h100"], 11 * 13)
     with pytest.raises(UserError, match="lowdim; use learned or a fixed one"):
         rank_shape(paper_b("--input-interface", "lowdim"), 1)
+    cfg = paper_b()
+    cfg.optimizer.optimizer = "muon"
+    with pytest.raises(UserError, match="--optimizer muon; use adam"):
+        rank_shape(cfg, 1)
 
 
 def test_command_writes_what_it_prints(tmp_path, capsys):
