@@ -87,7 +87,8 @@ def _combinations(cfg: RunConfig) -> list[str]:
         ),
     }
     problems += [f"--optimizer muon with {why}" for why, asked in refused.items() if asked]
-    if t.tensor_model_parallel_size > 1 and options.muon_tp_mode == "blockwise":
+    ranks = max(t.tensor_model_parallel_size, t.expert_tensor_parallel_size or 1)
+    if ranks > 1 and options.muon_tp_mode == "blockwise":
         problems.append(
             "--muon-tp-mode blockwise: orthogonalises each tensor-parallel rank's block by itself, "
             "which no other layout does; use --muon-tp-mode duplicated or distributed"
