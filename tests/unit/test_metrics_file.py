@@ -6,34 +6,38 @@ import json
 import logging
 import resource
 import signal
-
-import pytest
+from contextlib import contextmanager
 
 from fixedcode_megatron.training.metrics_file import METRICS_FILE, MetricsFile
 
 
-@pytest.fixture
-def size_limit():
-    """Sets the largest size that this process may make a file: writing past it fails (EFBIG)."""
+@contextmanager
+def files_up_to(size):
+    """Let this process make no file larger than `size`: writing past it fails (EFBIG).
+
+    Undone before the test returns, for pytest's own output may go to a file.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    signal.signal(signal.SIGXFSZ, handler)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_rows_wait_until_there_is_room(tmp_path, size_limit, caplog):
+def test_rows_wait_until_there_is_room(tmp_path, caplog):
     file = MetricsFile(tmp_path, None)
     path = tmp_path / METRICS_FILE
     file.write({"iteration": 1})
-    with caplog.at_level(logging.WARNING):
-        size_limit(25)  # the second row, too, has 17 bytes: half of it fits
+    # The second row, too, has 17 bytes: half of it fits.
+    with caplog.at_level(logging.WARNING), files_up_to(25):
         for iteration in (2, 3):
             file.write({"iteration": iteration})
     assert path.stat().st_size == 25
     [warning] = caplog.messages
     assert str(path) in warning and "File too large" in warning
-    size_limit(10_000)
     file.write({"iteration": 4, "loss": float("nan")})
     file.close()
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -42,9 +46,9 @@ def test_rows_wait_until_there_is_room(tmp_path, size_limit, caplog):
     assert len(caplog.messages) == 1
 
 
-def test_what_never_was_written_is_told(tmp_path, size_limit, caplog):
+def test_what_never_was_written_is_told(tmp_path, caplog):
     file = MetricsFile(tmp_path, None)
-    size_limit(0)
-    file.write({"iteration": 7})
-    file.close()
+    with files_up_to(0):
+        file.write({"iteration": 7})
+        file.close()
     assert '{"iteration": 7}' in caplog.messages[-1]
