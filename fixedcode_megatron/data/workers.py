@@ -15,6 +15,7 @@ import signal
 import struct
 import subprocess
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -142,6 +143,8 @@ class _Template:
         for end in theirs:
             os.close(end)
         self.workers = [_Worker(self, write, read) for _, write, read, _ in pipes]
+        self._ending: str | None = None
+        self._asking = threading.Lock()
 
     def start(self, task: Any) -> None:
         assert self._process.stdin is not None
@@ -149,7 +152,13 @@ class _Template:
             send(self._process.stdin, task)
 
     def how_it_ended(self) -> str:
-        """What became of a worker, or of the template itself."""
+        """What became of the first worker that ended, or of the template itself."""
+        with self._asking:  # the report has one line a death, and several threads may ask
+            if self._ending is None:
+                self._ending = self._read_ending()
+            return self._ending
+
+    def _read_ending(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         code = int(line) if line.strip() else self._process.wait(timeout=30)
