@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from fixedcode_megatron.config.options import flag_of
+
 TAKES_VALUE = object()
 
 
@@ -28,6 +30,14 @@ def _sets(value: Any, *targets: str) -> Alias:
 
 def _renames(*targets: str) -> Alias:
     return Alias(targets)
+
+
+_USUAL = {"fp8": "fp8_format", "fp4": "fp4_format", "num_moe_experts": "num_experts"}
+
+
+def usual_flag(name: str) -> str:
+    """Return the flag of a field for messages: the one that Megatron-LM's scripts have."""
+    return flag_of(_USUAL.get(name, name))
 
 
 ALIASES: dict[str, Alias] = {

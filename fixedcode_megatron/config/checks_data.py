@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.config.options import flag_of
+
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
@@ -36,7 +38,7 @@ def check(cfg: RunConfig) -> list[str]:
             "(--data-path none drops a preset's)"
         )
     for name in ("data_path", *_PER_SPLIT):
-        problems += _blend("--" + name.replace("_", "-"), getattr(data, name) or [])
+        problems += _blend(flag_of(name), getattr(data, name) or [])
     if data.prepare_data != "none" and (not data.data_path or len(data.data_path) != 1):
         problems.append(f"--prepare-data {data.prepare_data}: needs one PREFIX in --data-path")
     return problems + _split(data.split)

@@ -6,9 +6,10 @@ memory or speed alone.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import availability
+from fixedcode_megatron.config.options import flag_of
 from fixedcode_megatron.config.tree import OPTIONS
 
 if TYPE_CHECKING:
@@ -67,10 +68,10 @@ _FP16 = ("initial_loss_scale", "min_loss_scale", "loss_scale_window", "hysteresi
 def check(cfg: RunConfig) -> list[str]:
     """Return what is refused; the rest is added to the notices."""
     local = availability.transformer_impl(cfg) == "local"
-    problems = [f"{_flag(name)}: {why}" for name, why in _REFUSED.items() if _asked(cfg, name)]
+    problems = [f"{flag_of(name)}: {why}" for name, why in _REFUSED.items() if _asked(cfg, name)]
     if local:
         problems += [
-            f"{_flag(name)}: torch-native layers do not have it; use --transformer-impl "
+            f"{flag_of(name)}: torch-native layers do not have it; use --transformer-impl "
             "transformer_engine or leave it out"
             for name in _NEEDS_TRANSFORMER_ENGINE
             if _asked(cfg, name)
@@ -99,10 +100,10 @@ def check(cfg: RunConfig) -> list[str]:
         )
     for name, why in _WITHOUT_EFFECT.items():
         if _asked(cfg, name):
-            cfg.notices.append(f"{_flag(name)} has no effect: {why}")
+            cfg.notices.append(f"{flag_of(name)} has no effect: {why}")
     if local:
         cfg.notices += [
-            f"{_flag(name)} has no effect on torch-native layers"
+            f"{flag_of(name)} has no effect on torch-native layers"
             for name in _WITHOUT_EFFECT_ON_LOCAL
             if _asked(cfg, name)
         ]
@@ -137,11 +138,12 @@ def _notice_partial_effects(cfg: RunConfig) -> None:
         if name.startswith(("adam_", "sgd_", "muon_")) and not name.startswith(used)
     ]
     cfg.notices += [
-        f"{_flag(name)} has no effect with --optimizer {cfg.optimizer.optimizer}" for name in unused
+        f"{flag_of(name)} has no effect with --optimizer {cfg.optimizer.optimizer}"
+        for name in unused
     ]
     if not cfg.transformer.fp16:
         cfg.notices += [
-            f"{_flag(name)} has no effect without --fp16" for name in _FP16 if _asked(cfg, name)
+            f"{flag_of(name)} has no effect without --fp16" for name in _FP16 if _asked(cfg, name)
         ]
     if cfg.data.reset_position_ids:
         cfg.notices.append(
@@ -155,13 +157,10 @@ def _notice_partial_effects(cfg: RunConfig) -> None:
         )
 
 
-def _asked(cfg: RunConfig, name: str) -> Any:
+def _asked(cfg: RunConfig, name: str) -> bool:
     """Whether a setting was given, and not given as off."""
     if name not in OPTIONS or name not in cfg.given:
         return False
     value = cfg.get(name)
-    return value not in (None, False, "none", "vanilla") and value != OPTIONS[name].default
-
-
-def _flag(name: str) -> str:
-    return OPTIONS[name].flag
+    off = value is None or value is False or value in ("none", "vanilla")  # 0 is a value
+    return not off and bool(value != OPTIONS[name].default)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import availability, derive, megatron_fields
 from fixedcode_megatron.config.checks_model import divisors
+from fixedcode_megatron.config.options import flag_of
 from fixedcode_megatron.config.tree import OPTIONS
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ def _experts(cfg: RunConfig, world_size: int) -> list[str]:
     experts, ep, tp = t.num_moe_experts, t.expert_model_parallel_size, t.tensor_model_parallel_size
     if not experts:
         return [
-            f"{OPTIONS[name].flag}: does nothing without --num-experts"
+            f"{flag_of(name)}: does nothing without --num-experts"
             for name in cfg.given
             if name.startswith(("moe_", "expert_")) and cfg.get(name) != OPTIONS[name].default
         ]
@@ -158,12 +159,16 @@ def _experts(cfg: RunConfig, world_size: int) -> list[str]:
     if rest := world_size % ranks:
         problems.append(
             f"{world_size} ranks with --expert-model-parallel-size {ep}: expert tensor, expert and "
-            f"pipeline parallel sizes make {ranks}, {world_size} % {ranks} = {rest}"
+            f"pipeline parallel sizes make {ranks}, {world_size} % {ranks} = {rest}; start "
+            f"{max(ranks, world_size - rest)} or {max(ranks, world_size - rest) + ranks} ranks, or "
+            f"choose sizes whose product divides {world_size} ({divisors(world_size)})"
         )
     if tp > 1 and not t.sequence_parallel:
         problems.append("--num-experts with tensor parallel ranks: needs --sequence-parallel")
     if t.moe_router_topk > experts:
-        problems.append(f"--moe-router-topk {t.moe_router_topk}: there are {experts} experts")
+        problems.append(
+            f"--moe-router-topk {t.moe_router_topk}: there are {experts} experts; use at most that"
+        )
     if t.moe_token_dispatcher_type == "flex":
         problems.append("--moe-token-dispatcher-type flex: use allgather or alltoall")
     uneven = t.moe_token_dispatcher_type == "alltoall" and ep > 1 and ranks > ep * pp
@@ -186,16 +191,19 @@ def recompute(cfg: RunConfig) -> list[str]:
         ("distribute_saved_activations", "full"),
         ("recompute_modules", "selective"),
     ):
-        flag = "--" + name.replace("_", "-")
         if cfg.get(name) and name in cfg.given and granularity != needed:
-            problems.append(f"{flag}: does nothing without --recompute-granularity {needed}")
+            problems.append(
+                f"{flag_of(name)}: does nothing without --recompute-granularity {needed}"
+            )
     if t.distribute_saved_activations and t.tensor_model_parallel_size == 1:
         problems.append(
             "--distribute-saved-activations: there is one tensor-parallel rank; leave it out"
         )
     experts = {"moe", "moe_act", "shared_experts"} & set(t.recompute_modules or [])
     if granularity == "selective" and experts and not t.num_moe_experts:
-        problems.append(f"--recompute-modules {' '.join(sorted(experts))}: there are no experts")
+        problems.append(
+            f"--recompute-modules {' '.join(sorted(experts))}: there are no experts; leave them out"
+        )
     return problems
 
 

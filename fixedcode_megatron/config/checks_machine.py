@@ -6,7 +6,9 @@ import os
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import availability
+from fixedcode_megatron.config.aliases import usual_flag
 from fixedcode_megatron.config.megatron_fields import AUTO
+from fixedcode_megatron.config.options import flag_of
 from fixedcode_megatron.config.tree import OPTIONS
 
 if TYPE_CHECKING:
@@ -59,8 +61,9 @@ def _fusions(cfg: RunConfig) -> list[str]:
     problems = []
     for name in sorted(AUTO):
         if getattr(cfg.transformer, name) and (lack := availability.missing_for(name, cfg)):
-            flag = "--" + name.replace("_", "-")
-            problems.append(f"{flag}: needs {lack}; leave it out and it is on wherever it can be")
+            problems.append(
+                f"{flag_of(name)}: needs {lack}; leave it out and it is on wherever it can be"
+            )
     return problems
 
 
@@ -86,8 +89,7 @@ def _needs(cfg: RunConfig) -> list[str]:
         problems.append("--fp16: needs a GPU; use --bf16, or neither for FP32")
     if local:
         wanted = [name for name in _WITHOUT_LOCAL if name in OPTIONS and cfg.get(name)]
-        names = {"fp8": "--fp8-format", "fp4": "--fp4-format"}  # as Megatron-LM's scripts have it
-        problems += [f"{names.get(name, OPTIONS[name].flag)}: needs {_TE}" for name in wanted]
+        problems += [f"{usual_flag(name)}: needs {_TE}" for name in wanted]
         if "attention_backend" in cfg.given:
             cfg.notices.append(
                 "--attention-backend has no effect on torch-native layers: PyTorch chooses"

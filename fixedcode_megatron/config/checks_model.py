@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.config.aliases import usual_flag
+from fixedcode_megatron.config.options import flag_of
 from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.config.token_code import token_code
 from fixedcode_megatron.errors import UserError
@@ -33,12 +35,15 @@ _AT_LEAST_ONE = (
     "keep_last_checkpoints",
     "log_interval",
     "exit_interval",
+    "save_retain_interval",
+    "num_moe_experts",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "moe_router_topk",
+    "recompute_num_layers",
+    "num_distributed_optimizer_instances",
 )
 _REQUIRED = ("num_layers", "hidden_size", "num_attention_heads")
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def divisors(number: int) -> str:
@@ -52,7 +57,7 @@ def divisors(number: int) -> str:
 def positive(cfg: RunConfig) -> list[str]:
     """Sizes and intervals below 1."""
     return [
-        f"{_flag(name)} {value}: must be at least 1"
+        f"{usual_flag(name)} {value}: must be at least 1"
         for name in (*_AT_LEAST_ONE, *_REQUIRED)
         if (value := cfg.get(name)) is not None
         and value < 1
@@ -62,7 +67,7 @@ def positive(cfg: RunConfig) -> list[str]:
 
 def missing(cfg: RunConfig) -> list[str]:
     """The model's size is nowhere given."""
-    absent = [_flag(name) for name in _REQUIRED if not cfg.get(name)]
+    absent = [flag_of(name) for name in _REQUIRED if not cfg.get(name)]
     if not absent:
         return []
     return [f"{', '.join(absent)}: missing; give a number, or --config PRESET that does"]
@@ -130,7 +135,7 @@ def interface(cfg: RunConfig) -> list[str]:
     }
     for field in without_effect.get(name, ()):
         if f"code_{field}" in cfg.given:
-            flag = _flag(f"code_{field}")
+            flag = flag_of(f"code_{field}")
             cfg.notices.append(f"{flag} has no effect with --input-interface {name}")
     if cfg.model.vocab_size is not None:
         problems += check_vocabulary(cfg, cfg.model.vocab_size)

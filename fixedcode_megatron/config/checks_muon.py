@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import megatron.core
 
+from fixedcode_megatron.config.options import flag_of
+
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
@@ -60,7 +62,7 @@ def _values(cfg: RunConfig) -> list[str]:
         "muon_coefficient_type": tuple(name for name in coefficients if name != "custom")
     }
     problems = [
-        f"--{name.replace('_', '-')} {getattr(options, name)}: must be one of {', '.join(values)}"
+        f"{flag_of(name)} {getattr(options, name)}: must be one of {', '.join(values)}"
         for name, values in known.items()
         if getattr(options, name) not in values
     ]

@@ -59,17 +59,23 @@ def _curve(cfg: RunConfig, unit: str) -> list[str]:
         return problems
     if last is None:
         return [*problems, f"--lr-decay-style WSD: needs --lr-wsd-decay-{unit}"]
-    length = getattr(training, f"lr_decay_{unit}") or getattr(training, f"train_{unit}")
+    length = _decay_length(cfg, unit)
     if length is None:
         return problems
     fraction = training.lr_warmup_fraction
     flat = length - (int(fraction * length) if fraction else getattr(training, f"lr_warmup_{unit}"))
-    if not 1 <= last <= flat:
+    if flat >= 1 and not 1 <= last <= flat:  # where the warm-up leaves nothing, that is the problem
         problems.append(
             f"--lr-wsd-decay-{unit} {last}: must be at least 1 and at most {flat}, what the "
             "warm-up leaves of the decay's length"
         )
     return problems
+
+
+def _decay_length(cfg: RunConfig, unit: str) -> int | None:
+    """Iterations or samples that the learning rate takes to its end, warm-up included."""
+    training = cfg.training
+    return getattr(training, f"lr_decay_{unit}") or getattr(training, f"train_{unit}")
 
 
 def _weight_decay(cfg: RunConfig) -> list[str]:
@@ -97,8 +103,7 @@ def _weight_decay(cfg: RunConfig) -> list[str]:
 
 def _warmup(cfg: RunConfig, unit: str) -> list[str]:
     """Warm-up must end before the decay does."""
-    training = cfg.training
-    length = getattr(training, f"lr_decay_{unit}") or getattr(training, f"train_{unit}")
+    training, length = cfg.training, _decay_length(cfg, unit)
     warmup, fraction = getattr(training, f"lr_warmup_{unit}"), training.lr_warmup_fraction
     if fraction is not None:
         if warmup:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config import derive
+from fixedcode_megatron.config.options import flag_of
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config.sections import CheckpointConfig
@@ -95,24 +96,18 @@ def ranges(cfg: RunConfig) -> list[str]:
         value = cfg.get(name)
         if not low <= value < high:
             limit = "" if high == math.inf else f" and below {high}"
-            flag = "--" + name.replace("_", "-")
-            problems.append(f"{flag} {value}: must be at least {low}{limit}")
+            problems.append(f"{flag_of(name)} {value}: must be at least {low}{limit}")
     return problems
 
 
 def _retention(c: CheckpointConfig) -> list[str]:
     retain, every = c.save_retain_interval, c.save_interval
-    problems = [
-        f"--{name.replace('_', '-')} {value}: must be at least 1"
-        for name in ("save_interval", "keep_last_checkpoints", "save_retain_interval")
-        if (value := getattr(c, name)) is not None and value < 1
+    if not (retain and every and retain % every):
+        return []
+    return [
+        f"--save-retain-interval {retain}: must be a multiple of --save-interval {every}; use "
+        f"{max(1, retain // every) * every}"
     ]
-    if retain and every and retain % every and not problems:
-        problems.append(
-            f"--save-retain-interval {retain}: must be a multiple of --save-interval {every}; use "
-            f"{max(1, retain // every) * every}"
-        )
-    return problems
 
 
 def checkpoints_and_logs(cfg: RunConfig) -> list[str]:

@@ -17,8 +17,8 @@ from fixedcode_megatron.config.aliases import (
     ignored,
     refused_prefix,
 )
-from fixedcode_megatron.config.flags import build_parser, flag_of, negation
-from fixedcode_megatron.config.options import MISSING_VALUE, parse
+from fixedcode_megatron.config.flags import build_parser
+from fixedcode_megatron.config.options import MISSING_VALUE, flag_of, negation, parse
 from fixedcode_megatron.config.problems import ConfigError
 from fixedcode_megatron.config.tree import OPTIONS, RunConfig, default_config
 from fixedcode_megatron.config.validate import validate

@@ -10,7 +10,7 @@ from typing import Any
 from fixedcode_megatron.config.aliases import ALIASES, IGNORED, REFUSED
 from fixedcode_megatron.config.docstrings import field_docs
 from fixedcode_megatron.config.megatron_fields import MEGATRON_SECTIONS
-from fixedcode_megatron.config.options import Option
+from fixedcode_megatron.config.options import Option, flag_of, negation
 from fixedcode_megatron.config.tree import OPTIONS
 
 _FOOTNOTE = """
@@ -32,15 +32,6 @@ class _Formatter(argparse.HelpFormatter):
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         return f"{', '.join(action.option_strings)} {action.metavar or ''}".rstrip()
-
-
-def flag_of(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def negation(name: str) -> str:
-    """Return the flag that turns a bool off: ``--no-x``, or ``--x`` for a name like ``no_x``."""
-    return flag_of(name.removeprefix("no_")) if name.startswith("no_") else flag_of(f"no_{name}")
 
 
 def build_parser(*, with_help: bool = False) -> argparse.ArgumentParser:

@@ -22,6 +22,16 @@ MISSING_VALUE = object()
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.uint8}
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of a field."""
+    return "--" + name.replace("_", "-")
+
+
+def negation(name: str) -> str:
+    """Return the flag that turns a bool off: ``--no-x``, or ``--x`` for a name like ``no_x``."""
+    return flag_of(name.removeprefix("no_")) if name.startswith("no_") else flag_of(f"no_{name}")
+
+
 class Unsupported(Exception):
     """The type cannot come from a command line (a callable, a process group, a context manager)."""
 
@@ -75,7 +85,7 @@ class Option(Shape):
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return flag_of(self.name)
 
     @property
     def is_switch(self) -> bool:

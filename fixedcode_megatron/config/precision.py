@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from fixedcode_megatron.config.aliases import usual_flag
+from fixedcode_megatron.config.options import negation
+
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
@@ -48,6 +51,16 @@ def expand(cfg: RunConfig, problems: list[str]) -> None:
                 cfg.set("precision", None)  # what the flags say has another name
                 continue
             problems.append(
-                f"--precision {name}: means {field} {value}, but {field} {cfg.get(field)} is "
-                "given, too; drop one of them"
+                f"--precision {name}: means {_spelled(field, value)}, but "
+                f"{_spelled(field, cfg.get(field))} is given, too; drop one of them"
             )
+
+
+def _spelled(field: str, value: Any) -> str:
+    """A field's value as a flag."""
+    flag = usual_flag(field)
+    if value is True:
+        return flag
+    if value is False:
+        return negation(field)
+    return f"no {flag}" if value is None else f"{flag} {value}"

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from fixedcode_megatron.config.aliases import ALIASES, IGNORED, REFUSED, TAKES_VALUE, Alias
-from fixedcode_megatron.config.flags import flag_of
+from fixedcode_megatron.config.options import flag_of
 from fixedcode_megatron.config.sections import OUR_SECTIONS
 from fixedcode_megatron.config.tree import OPTIONS
 

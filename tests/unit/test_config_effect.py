@@ -19,6 +19,7 @@ MINIMAL = (
         ("--apply-residual-connection-post-layernorm", "before the norm"),
         ("--cuda-graph-impl local", "CUDA graphs"),
         ("--decoupled-lr 1e-2", "--lr"),
+        ("--decoupled-lr 0", "--lr"),
         ("--optimizer sgd --save x", "--no-save-optim"),
         ("--log-max-attention-logit", "transformer_engine"),
         ("--check-for-nan-in-grad --fp16", "loss scale"),

@@ -58,7 +58,7 @@ def config(flags: str, world_size: int = 1):
         (1, "--recompute-method uniform", "does nothing without --recompute-granularity full"),
         (1, f"{SELECTIVE} --recompute-num-layers 1", "without --recompute-granularity full"),
         (1, "--recompute-modules mlp", "without --recompute-granularity selective"),
-        (1, f"{SELECTIVE} --recompute-modules moe", "there are no experts"),
+        (1, f"{SELECTIVE} --recompute-modules moe", "there are no experts; leave them out"),
         (1, f"{FULL} 1 --distribute-saved-activations", "there is one tensor-parallel rank"),
         (4, "--num-distributed-optimizer-instances 2", "needs --use-distributed-optimizer"),
         (
@@ -75,12 +75,12 @@ def config(flags: str, world_size: int = 1):
         (1, "--calculate-per-token-loss --ddp-average-in-collective", "drop one"),
         (2, "--num-experts 3 --expert-model-parallel-size 2", "3 % 2 = 1; use a size among 1, 3"),
         (2, "--num-experts 4 --tensor-model-parallel-size 2", "needs --sequence-parallel"),
-        (1, "--num-experts 4 --moe-router-topk 6", "there are 4 experts"),
+        (1, "--num-experts 4 --moe-router-topk 6", "there are 4 experts; use at most that"),
         (
             4,
             "--num-experts 4 --expert-model-parallel-size 2 --tensor-model-parallel-size 2 "
             "--sequence-parallel --expert-tensor-parallel-size 3",
-            "make 6, 4 % 6 = 4",
+            "make 6, 4 % 6 = 4; start 6 or 12 ranks, or choose sizes whose product divides 4 (1, 2",
         ),
         (
             4,

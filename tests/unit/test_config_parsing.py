@@ -8,7 +8,8 @@ import pytest
 
 from fixedcode_megatron.config import ConfigError, parse_args, report
 from fixedcode_megatron.config.cli import read
-from fixedcode_megatron.config.flags import build_parser, negation
+from fixedcode_megatron.config.flags import build_parser
+from fixedcode_megatron.config.options import negation
 from fixedcode_megatron.config.tree import OPTIONS
 from fixedcode_megatron.errors import UserError
 

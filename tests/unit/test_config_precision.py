@@ -41,9 +41,20 @@ def test_a_flag_goes_before_a_preset_in_either_words(tmp_path):
     assert (found["fp8"], found["fp8_recipe"]) == ("hybrid", "delayed")
 
 
-@pytest.mark.parametrize("flags", ["--precision fp32 --bf16", "--precision fp8_current --fp16"])
-def test_contradictions_are_reported(flags):
-    with pytest.raises(ConfigError, match=r"--precision fp\w+: means \w+ \w+, but .* drop one"):
+@pytest.mark.parametrize(
+    "flags, found",
+    [
+        ("--precision fp32 --bf16", "fp32: means --no-bf16, but --bf16 is"),
+        ("--precision fp8_current --fp16", "fp8_current: means --no-fp16, but --fp16 is"),
+        ("--precision bf16 --no-bf16", "bf16: means --bf16, but --no-bf16 is"),
+        (
+            "--precision bf16 --fp8-format e4m3",
+            "bf16: means no --fp8-format, but --fp8-format e4m3",
+        ),
+    ],
+)
+def test_contradictions_are_reported(flags, found):
+    with pytest.raises(ConfigError, match=rf"--precision {found}.* given, too; drop one"):
         parse_args(["--config", "quickstart", *flags.split()])
 
 
