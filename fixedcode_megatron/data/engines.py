@@ -160,7 +160,7 @@ def build_engine(plan: EnginePlan) -> Engine:
 def _add_missing_bytes(tree: dict, first_free: int) -> None:
     """Give every byte an id: engines insist on it, some vocabularies lack a few."""
     vocabulary = tree["model"]["vocab"]
-    if not _is_byte_level(tree["pre_tokenizer"]):
+    if not _is_byte_level(tree.get("pre_tokenizer")):
         return
     for byte in range(256):
         spelling = _BYTE_SPELLINGS[byte]

@@ -88,6 +88,9 @@ class HuggingFaceTokenizer(Tokenizer):
             raise UserError(
                 f"--tokenizer-model {self._path}: not a tokenizer.json ({error})"
             ) from error
+        return self._set_up(inner)
+
+    def _set_up(self, inner: Any) -> Any:
         inner.no_padding()
         inner.no_truncation()
         inner.encode_special_tokens = not self._parse_special_tokens  # "as text", oddly
@@ -119,8 +122,9 @@ class HuggingFaceTokenizer(Tokenizer):
     def definition(self) -> dict[str, Any] | None:
         tree, self._tree = self._tree or orjson.loads(self._source), None  # the caller changes it
         tree.update(padding=None, truncation=None, post_processor=None)
-        if not self._parse_special_tokens:
-            tree["added_tokens"] = [t for t in tree["added_tokens"] if not t["special"]]
+        added = tree.get("added_tokens") or []
+        special = self._parse_special_tokens
+        tree["added_tokens"] = [token for token in added if special or not token["special"]]
         return tree
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
@@ -155,6 +159,7 @@ class GPT2BPETokenizer(HuggingFaceTokenizer):
             inner.add_special_tokens([EOD_SPELLINGS[0]])
         self._path, self._source = Path(vocab_file), inner.to_str().encode()
         self._parse_special_tokens = parse_special_tokens
+        self._inner = self._set_up(inner)
         self.name = f"tokenizer {vocab_file}"
         self._read_vocabulary()
         self.eod_id = self._id(EOD_SPELLINGS[0])

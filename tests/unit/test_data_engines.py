@@ -157,6 +157,27 @@ def test_digits_are_only_cut_where_no_token_joins_them(tmp_path):
     assert not is_digits_then_gpt2(make(tmp_path / "u", digits=False).definition())
 
 
+@pytest.mark.parametrize("absent", ["added_tokens", "pre_tokenizer"])
+def test_a_tokenizer_file_may_leave_out_what_it_does_not_have(tmp_path, absent):
+    make(tmp_path / "t", digits=False)
+    path = tmp_path / "t" / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    del tree[absent]
+    path.write_text(json.dumps(tree))
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", str(path))
+    texts = ["the fox", "", "a b"]
+    chosen = set()
+    for plan in filter(None, candidates(tokenizer, "auto")):
+        encoder = FastEncoder(plan, lambda: tokenizer)
+        try:
+            compare(texts, tokenizer.encode_batch(texts), *encoder.encode_flat(texts))
+            chosen.add(plan.engine)
+        except EngineMismatch:
+            continue
+    # Without a pre-tokenizer gigatoken still splits, which the comparison finds.
+    assert chosen == ({*ENGINES} if absent == "added_tokens" else {"fastokens"})
+
+
 def test_a_difference_is_found_and_named(tmp_path):
     tokenizer = make(tmp_path / "t", digits=False)
     texts = ["fine", "the quick"]
