@@ -94,10 +94,11 @@ def _package(module: str, distribution: str, use: str, remedy: str, required: bo
         detail = "version unknown"
     except ModuleNotFoundError as error:
         # The package itself is absent, or something that it imports.
-        state = "missing" if error.name in (None, module.split(".")[0]) else "broken"
+        absent = (None, module, module.split(".")[0])
+        state = "missing" if error.name in absent else "broken"
         detail = "" if state == "missing" else str(error)
     except Exception as error:
-        state, detail = "broken", _broken(error)
+        state, detail = "broken", _broken(module, error)
     return Finding(
         name=distribution,
         state=state,
@@ -108,12 +109,15 @@ def _package(module: str, distribution: str, use: str, remedy: str, required: bo
     )
 
 
-def _broken(error: Exception) -> str:
+def _broken(module: str, error: Exception) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
-    if "undefined symbol" in text or "cannot open shared object" in text:
-        import torch
-
-        text += f" (built for another torch than {torch.__version__}: build or install it anew)"
+    binary = "undefined symbol" in text or "cannot open shared object" in text
+    if binary and module != "torch":
+        try:
+            here = importlib.metadata.version("torch")  # which may be broken, too
+        except importlib.metadata.PackageNotFoundError:
+            here = "is here"
+        text += f" (built for another torch than {here}: build or install it anew)"
     return text[:300]
 
 
@@ -138,7 +142,7 @@ def machine() -> dict[str, str]:
         else:
             found["GPUs"] = _why_no_gpu(torch.version.cuda)
     except Exception as error:
-        found["torch"] = _broken(error)
+        found["torch"] = _broken("torch", error)
     for name in ("CUDA_DEVICE_MAX_CONNECTIONS", "PET_NPROC_PER_NODE", "NCCL_DEBUG"):
         found[name] = os.environ.get(name, "not set")
     for tool in ("nvcc", "g++", "ninja"):
@@ -151,6 +155,8 @@ def _why_no_gpu(built_for: str | None) -> str:
         return "none: no driver here (in a container: start it with --gpus all)"
     if built_for is None:
         return "a driver is here, but this torch is built for CPUs: install a CUDA build of torch"
+    if shutil.which("nvidia-smi") is None:
+        return "none that torch can use; the driver's library is here, nvidia-smi is not"
     seen = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=False)
     return f"none that torch can use; nvidia-smi says: {(seen.stdout or seen.stderr).strip()[:200]}"
 

@@ -111,12 +111,13 @@ def slurm(tmp_path):
 @pytest.mark.parametrize("script", ["pretrain_one_node.sbatch", "pretrain_many_nodes.sbatch"])
 def test_slurm_jobs_come_back_as_long_as_they_get_further(slurm, tmp_path, script):
     requeued = tmp_path / "requeued"
-    assert slurm(script, 10, 0).returncode == 0
+    assert slurm(script, 10, 0, EXIT_MINUTES="0").returncode == 0  # its time was up
     assert requeued.read_text() == "requeue 12\n"
     assert slurm(script, 20, 1).returncode == 1  # a crash after another checkpoint
     assert requeued.read_text() == "requeue 12\n" * 2
     slurm(script, 20, 0)  # nothing was left to train
     slurm(script, 30, 2)  # a mistake in the flags
+    assert slurm(script, 40, 0).returncode == 0  # the run is complete
     assert requeued.read_text() == "requeue 12\n" * 2
     arguments = (tmp_path / "arguments").read_text()
     assert "--save runs/job --load runs/job --exit-duration-in-mins 1425 --lr 1e-4" in arguments
@@ -168,6 +169,31 @@ def test_report_tells_broken_from_missing(tmp_path, monkeypatch):
     assert broken.state == "broken" and "built for another torch than" in broken.detail
     partial = env_report._package("needs_more", "n", "x", "y", False)
     assert (partial.state, "no_such_dependency" in partial.detail) == ("broken", True)
+    # A folder of the same name is no package: what is in it is absent, and nothing is broken.
+    (tmp_path / "half_a_package").mkdir()
+    half = env_report._package("half_a_package.core", "h", "x", "y", False)
+    assert (half.state, half.detail) == ("missing", "")
+
+
+def test_report_survives_a_torch_that_cannot_be_imported(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('libc10.so: cannot open shared object')")
+    report = ("-m", "fixedcode_megatron.env_report", "--json")
+    path = f"{tmp_path}:{ROOT}"
+    result = run(sys.executable, *report, cwd=tmp_path, PYTHONPATH=path)
+    assert result.returncode == 1, result.stderr[-2000:]
+    found = json.loads(result.stdout)
+    # Not a word of another torch: this is the one.
+    reason = "libc10.so: cannot open shared object"
+    assert found["machine"]["torch"] == reason
+    states = {row["name"]: (row["state"], row["detail"]) for row in found["packages"]}
+    assert states["torch"] == ("broken", reason)
+    assert states["numpy"][0] == "ok"
+
+
+def test_a_driver_without_its_tool_is_reported(monkeypatch):
+    monkeypatch.setattr(env_report.shutil, "which", lambda _name: None)
+    monkeypatch.setattr(env_report.ctypes.util, "find_library", lambda _name: "libcuda.so.1")
+    assert "nvidia-smi is not" in env_report._why_no_gpu("12.8")
 
 
 def test_gpu_check_rehearses_its_training_steps(tmp_path):
