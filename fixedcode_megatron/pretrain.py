@@ -85,7 +85,7 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
         logger.info("%s %s, iteration %d", how, source.path, trainer.state.iteration)
     if warning := check_space(trainer):
         logger.warning("%s", warning)
-    feeds = _build_feeds(cfg, tokenizer, vocabulary.size)
+    feeds = build_feeds(cfg, tokenizer, vocabulary.size)
     metrics = MetricsLogger(trainer, run_dir(cfg))
     _write_config(cfg, trainer.is_logging_rank)
     try:
@@ -107,22 +107,9 @@ def run_dir(cfg: RunConfig) -> Path:
 
 def load_tokenizer(cfg: RunConfig) -> Tokenizer:
     """The tokenizer that the flags name; without one, ids 0..`--vocab-size` - 1 without meaning."""
-    from fixedcode_megatron.data.tokenizers import build_tokenizer
+    from fixedcode_megatron.data.run_tokenizer import run_tokenizer
 
-    data = cfg.data
-    unnamed = data.tokenizer_type is None and data.tokenizer_model is None
-    if unnamed or data.tokenizer_type == "NullTokenizer":
-        if cfg.model.vocab_size is None:
-            raise UserError("give --tokenizer-model, or --vocab-size (the number of token ids)")
-        return build_tokenizer("NullTokenizer", vocab_size=cfg.model.vocab_size - 1)
-    return build_tokenizer(
-        data.tokenizer_type or "HuggingFaceTokenizer",
-        data.tokenizer_model,
-        vocab_file=data.vocab_file,
-        merge_file=data.merge_file,
-        tiktoken_pattern=data.tiktoken_pattern,
-        tiktoken_special_tokens=data.tiktoken_special_tokens,
-    )
+    return run_tokenizer(cfg.to_dict())
 
 
 def vocab_size(cfg: RunConfig, tokenizer: Tokenizer) -> int:
@@ -155,7 +142,8 @@ def prepare_data(cfg: RunConfig) -> None:
     )
 
 
-def _build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
+def build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
+    """The batches of each split, for a vocabulary of `size` ids."""
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.training.data_feed import DataFeed
     from fixedcode_megatron.training.loop import Feeds

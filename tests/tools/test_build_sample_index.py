@@ -58,7 +58,7 @@ def test_the_run_asks_for_what_was_built(tmp_path, prefix, monkeypatch, capsys):
 
     monkeypatch.setattr(datasets, "build_datasets", record)
     with pytest.raises(Enough):
-        pretrain._build_feeds(cfg, pretrain.load_tokenizer(cfg), 50)
+        pretrain.build_feeds(cfg, pretrain.load_tokenizer(cfg), 50)
     samples, (train, valid, test) = built[0]
     assert samples == (80, 16, 16)
     assert len(train) >= 80 and len(valid) >= 16 and test is None
