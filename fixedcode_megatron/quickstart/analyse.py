@@ -18,12 +18,12 @@ from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.generation import generate
 from fixedcode_megatron.model.gpt import run_vocabulary
 from fixedcode_megatron.quickstart.ablation import losses_without_each_bit
-from fixedcode_megatron.quickstart.metrics import History
 from fixedcode_megatron.quickstart.plan import Job
 from fixedcode_megatron.training.checkpoint_files import checkpoint_path
 from fixedcode_megatron.training.checkpoint_load import load_checkpoint
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
+from fixedcode_megatron.training.metrics_file import History
 from fixedcode_megatron.training.trainer import Trainer, build_trainer
 
 if TYPE_CHECKING:

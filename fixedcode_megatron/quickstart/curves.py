@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fixedcode_megatron.baselines import Baselines
-from fixedcode_megatron.quickstart.metrics import History, smoothed
+from fixedcode_megatron.training.metrics_file import History
 
 # Three colours of Okabe and Ito's palette, told apart by all kinds of colour vision; the markers
 # tell them apart without any.
@@ -62,3 +62,14 @@ def draw_curves(
     pyplot.close(figure)
     temporary.rename(path)
     return True
+
+
+def smoothed(values: list[float], weight: float = 0.6) -> list[float]:
+    """Exponential moving average that starts at the first value.
+
+    `y[i] = weight * y[i - 1] + (1 - weight) * x[i]`
+    """
+    result: list[float] = []
+    for value in values:
+        result.append(weight * result[-1] + (1 - weight) * value if result else value)
+    return result

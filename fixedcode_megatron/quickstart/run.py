@@ -19,7 +19,6 @@ from fixedcode_megatron import __version__, runtime
 from fixedcode_megatron.data.files import open_claimed, write_text_whole
 from fixedcode_megatron.data.recipes import prepare_python_library
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.quickstart.metrics import History, read_history
 from fixedcode_megatron.quickstart.plan import (
     DEFAULT_RUN_DIR,
     Job,
@@ -28,6 +27,7 @@ from fixedcode_megatron.quickstart.plan import (
     uses_own_data,
 )
 from fixedcode_megatron.quickstart.progress import TrainingView, clock
+from fixedcode_megatron.training.metrics_file import METRICS_FILE, History, read_history
 
 if TYPE_CHECKING:
     from fixedcode_megatron.quickstart.report import Report
@@ -114,7 +114,7 @@ def _measure(jobs: Sequence[Job]) -> tuple[Report, dict[str, History]]:
     from fixedcode_megatron.quickstart import analyse
     from fixedcode_megatron.quickstart.report import Report
 
-    histories = {job.interface: read_history(job.folder / "metrics.jsonl") for job in jobs}
+    histories = {job.interface: read_history(job.folder / METRICS_FILE) for job in jobs}
     checksums = {name: history.data_checksum for name, history in histories.items()}
     if len(set(checksums.values())) != 1:
         raise UserError(

@@ -11,10 +11,10 @@ from types import FrameType
 from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.quickstart.metrics import read_history
 from fixedcode_megatron.quickstart.plan import Job
 from fixedcode_megatron.quickstart.progress import TrainingView
 from fixedcode_megatron.training.checkpoint_files import read_tracker
+from fixedcode_megatron.training.metrics_file import METRICS_FILE, read_history
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -34,7 +34,7 @@ def trained_iterations(job: Job) -> int:
 
 def is_finished(job: Job) -> bool:
     """Whether nothing is left to train: the last checkpoint and all figures are there."""
-    history = read_history(job.folder / "metrics.jsonl")
+    history = read_history(job.folder / METRICS_FILE)
     return trained_iterations(job) >= job.train_iters and history.has_ended(job.train_iters)
 
 

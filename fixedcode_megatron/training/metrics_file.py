@@ -8,7 +8,9 @@ import logging
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
@@ -111,3 +113,63 @@ def _set_aside(file: IO[str], folder: Path, last: int) -> None:
     file.truncate()
     file.writelines(kept)
     file.flush()
+
+
+@dataclass
+class History:
+    """The rows of one run in order of iterations.
+
+    Attributes
+    ----------
+    train, validation
+        Rows as `MetricsFile` wrote them.
+    """
+
+    train: list[dict[str, Any]] = field(default_factory=list)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def data_checksum(self) -> int:
+        """Sum of the CRC-32 of every training sample; equal for runs that read the same samples."""
+        return sum(row["data checksum"] for row in self.train)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Median over the log lines, so that a busy moment of the machine does not count."""
+        return median(row["tokens per second"] for row in self.train)
+
+    def has_ended(self, train_iters: int) -> bool:
+        """Whether training and its last evaluation are in it."""
+        ends = [rows[-1]["iteration"] if rows else 0 for rows in (self.train, self.validation)]
+        return min(ends) >= train_iters
+
+
+def read_history(path: Path) -> History:
+    """Read a metrics file; of lines that a continued run wrote again, the later ones count.
+
+    Empty where there is no such file.
+
+    Raises
+    ------
+    UserError
+        If a line other than the last is no JSON.
+    """
+    history = History()
+    if not path.is_file():
+        return history
+    lines = path.read_text(encoding="utf-8").splitlines()
+    for number, line in enumerate(lines, start=1):
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # a run that was killed while it wrote
+                break
+            raise UserError(
+                f"{path} line {number} is damaged: delete that line, or the folder to start anew"
+            ) from error
+        rows = {"train": history.train, "validation": history.validation}.get(row["kind"])
+        if rows is not None:
+            while rows and rows[-1]["iteration"] >= row["iteration"]:
+                rows.pop()
+            rows.append(row)
+    return history

@@ -24,7 +24,7 @@ from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.quickstart import run
 from fixedcode_megatron.quickstart.ablation import losses_without_each_bit, zeroed_bit
 from fixedcode_megatron.quickstart.analyse import Figures
-from fixedcode_megatron.quickstart.metrics import read_history, smoothed
+from fixedcode_megatron.quickstart.curves import smoothed
 from fixedcode_megatron.quickstart.plan import plan_jobs
 from fixedcode_megatron.quickstart.progress import TrainingView, clock
 from fixedcode_megatron.quickstart.report import (
@@ -34,6 +34,7 @@ from fixedcode_megatron.quickstart.report import (
     model_rows,
     text_table,
 )
+from fixedcode_megatron.training.metrics_file import read_history
 
 TOOL = Path(__file__).parents[2] / "tools" / "quickstart.py"
 VOCAB_SIZE = 290  # K = 9; the head has 384 rows
