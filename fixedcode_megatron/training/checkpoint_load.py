@@ -60,7 +60,7 @@ def load_checkpoint(
         If the checkpoint was made with another token code or tokenizer, or its tensors do not fit
         the model that the flags describe.
     """
-    common = _common_state(path)
+    common = read_common_state(path)
     if weights_only:
         common = warm_start.completed(common, path)
     same_inputs = check_inputs(trainer, common, path, tokenizer_fingerprint, weights_only)
@@ -71,11 +71,26 @@ def load_checkpoint(
         _resume(trainer, path, common)
 
 
-def _common_state(path: Path) -> dict[str, Any]:
+def read_common_state(path: Path) -> dict[str, Any]:
+    """What a checkpoint holds that is the same on every rank.
+
+    Raises
+    ------
+    UserError
+        If the file is damaged.
+    """
     try:
         return dist_checkpointing.load_common_state_dict(str(path))
+    except CheckpointException as error:
+        raise _not_loaded(path, error) from error
     except Exception as error:  # whatever unpickling raises
         raise UserError(f"{path} could not be loaded: {error}") from error
+
+
+def _not_loaded(path: Path, error: CheckpointException) -> UserError:
+    """One line of torch's exception, which holds each rank's own with its traceback."""
+    causes = {str(cause) for cause, _ in error.failures.values()}
+    return UserError(f"{path} could not be loaded: {'; '.join(sorted(causes))}")
 
 
 def _load_weights(trainer: Trainer, path: Path, *, with_input: bool) -> None:
@@ -124,7 +139,7 @@ def _load(
         present = load_sharded_metadata(str(path))
         for name, _ in named_chunks(trainer):
             wanted[name] = _without_absent_extra_states(wanted[name], present)
-        held = {value.key for value in present.values() if _is_weight(value.key)}
+        held = {value.key for value in present.values() if is_weight(value.key)}
         if may_hold_input:
             held = {key for key in held if not warm_start.is_input(key)}
         _must_be_equal(held, wanted, path)
@@ -133,12 +148,12 @@ def _load(
         raise UserError(
             f"{path} does not fit the model that the flags describe: {error}"
         ) from error
-    except CheckpointException as error:  # torch's, with each rank's own exception inside
-        causes = {str(cause) for cause, _ in error.failures.values()}
-        raise UserError(f"{path} could not be loaded: {'; '.join(sorted(causes))}") from error
+    except CheckpointException as error:
+        raise _not_loaded(path, error) from error
 
 
-def _is_weight(key: str) -> bool:
+def is_weight(key: str) -> bool:
+    """Whether a checkpoint's key is a weight's, not the optimizer's or the run's state."""
     return not key.startswith(_NOT_WEIGHTS) and _EXTRA_STATE not in key
 
 
@@ -157,7 +172,7 @@ def _weights(state: Any) -> set[str]:
     """Keys of the weights in a sharded state."""
     keys: set[str] = set()
     for value in nested_values(state):
-        if isinstance(value, ShardedBase) and _is_weight(value.key):
+        if isinstance(value, ShardedBase) and is_weight(value.key):
             is_factory = isinstance(value, ShardedTensorFactory)
             keys |= _weights([value.build()]) if is_factory else {value.key}
     return keys

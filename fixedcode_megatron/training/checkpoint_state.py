@@ -23,7 +23,7 @@ from fixedcode_megatron.training import optimizer_padding
 from fixedcode_megatron.training.trainer import Trainer
 
 # Megatron-LM reads a lower or missing number as weights whose QKV rows it must permute.
-_MEGATRON_VERSION = 3.0
+MEGATRON_VERSION = 3.0
 
 
 def content_metadata() -> dict[str, Any]:
@@ -69,7 +69,7 @@ def common_state(trainer: Trainer, tokenizer_fingerprint: str | None) -> dict[st
     """What is the same on every rank."""
     options = trainer.cfg.checkpoint
     return {
-        "checkpoint_version": _MEGATRON_VERSION,
+        "checkpoint_version": MEGATRON_VERSION,
         "iteration": trainer.state.iteration,
         "train_state": trainer.state.to_dict(),
         "opt_param_scheduler": trainer.scheduler.state_dict(),
@@ -77,16 +77,23 @@ def common_state(trainer: Trainer, tokenizer_fingerprint: str | None) -> dict[st
         "rng_absent": options.no_save_rng,
         "layout": layout(),
         "config": trainer.cfg.to_dict(),
+        # Resolved on this machine; it decides which GELU the model computes.
+        "bias_activation_fusion": trainer.config.bias_activation_fusion,
         "input_interface": trainer.cfg.input.input_interface,
         "vocab_size": trainer.vocabulary.size,
         "token_code": None if trainer.code is None else trainer.code.to_json(),
         "tokenizer_fingerprint": tokenizer_fingerprint,
-        "versions": {
-            "fixedcode-megatron": __version__,
-            "megatron-core": megatron.core.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Releases of what writes a checkpoint."""
+    return {
+        "fixedcode-megatron": __version__,
+        "megatron-core": megatron.core.__version__,
+        "torch": str(torch.__version__),
+        "python": platform.python_version(),
     }
 
 
