@@ -22,6 +22,7 @@ _PLAIN: dict[str, tuple[Any, ...]] = {
     "multi_latent_attention": (False,),
     "mtp_num_layers": (None, 0),
     "activation_func_clamp_value": (None,),
+    "glu_linear_offset": (0.0,),
     "rotary_interleaved": (False,),
     "apply_residual_connection_post_layernorm": (False,),
 }
@@ -81,7 +82,7 @@ class Architecture:
         return (self.num_heads // self.num_groups + 2) * self.head_size
 
 
-def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
+def architecture_of(common: Mapping[str, Any]) -> Architecture:
     """The architecture of a checkpoint of ours.
 
     Parameters
@@ -97,11 +98,12 @@ def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
     saved = common["config"]
     for name, plain in _PLAIN.items():
         if saved.get(name, plain[0]) not in plain:
+            trained = "without it" if plain[0] is None else f"with {plain[0]}"
             raise UserError(
                 f"--{name.replace('_', '-')} {saved[name]}: the exported forms have no such thing; "
-                f"only models trained with {plain[0]} can be converted"
+                f"only models trained {trained} can be converted"
             )
-    code = common["token_code"]
+    code, vocab_size = common["token_code"], common["vocab_size"]
     return Architecture(
         vocab_size=vocab_size,
         num_layers=saved["num_layers"],
@@ -111,7 +113,7 @@ def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
         num_groups=saved["num_query_groups"],
         head_size=saved["kv_channels"],
         max_positions=saved["max_position_embeddings"],
-        activation=_activation(saved, common["versions"]["torch"]),
+        activation=_activation(saved, common),
         normalization=saved["normalization"],
         norm_epsilon=saved["layernorm_epsilon"],
         zero_centered_norm=saved["layernorm_zero_centered_gamma"],
@@ -126,16 +128,16 @@ def architecture_of(common: Mapping[str, Any], vocab_size: int) -> Architecture:
     )
 
 
-def _activation(saved: Mapping[str, Any], torch_version: str) -> str:
-    """The activation; `torch_version` is that of the program that trained the model."""
+def _activation(saved: Mapping[str, Any], common: Mapping[str, Any]) -> str:
     if saved["swiglu"]:
         return "silu"
     if saved["squared_relu"]:
         return "relu2"
     # megatron-core's fused GELU is the tanh approximation; it needs biases and a GPU.
-    fused = saved["bias_activation_fusion"]
-    if fused is None:
-        fused = saved["device"] != "cpu" and not torch_version.endswith("+cpu")
+    fused = common.get("bias_activation_fusion", saved["bias_activation_fusion"])
+    if fused is None:  # an older checkpoint, which does not say what it was trained with
+        on_cpu = saved["device"] == "cpu" or common["versions"]["torch"].endswith("+cpu")
+        fused = not on_cpu
     return "gelu_pytorch_tanh" if fused and saved["add_bias_linear"] else "gelu"
 
 

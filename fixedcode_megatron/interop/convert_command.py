@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
 import re
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
-from fixedcode_megatron.data.tool_runner import run_tool
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.command import run
 
 _DESCRIPTION = """
 Write a checkpoint as a Hugging Face folder (--from megatron --to hf) or a Hugging Face folder, one
@@ -23,40 +20,35 @@ _UNITS = {"MB": 10**6, "GB": 10**9}
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the converter; returns the exit status."""
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
-    options = _parser().parse_args(argv)
-    try:
-        return run_tool(lambda: _convert(options), writes=False)
-    finally:
-        gc.unfreeze()  # what is frozen counts as leaked for the libraries that torch brings along
+    return run(_parser(), _convert, argv)
 
 
 def _convert(options: argparse.Namespace) -> None:
     if options.source == options.target:
         raise UserError(f"--from {options.source} --to {options.target}: one of them is the other")
-    try:
-        import safetensors  # noqa: F401
-        import transformers  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed: pip install transformers safetensors"
-        ) from error
     if options.target == "hf":
         from fixedcode_megatron.interop.hf_export import export
 
         export(
             Path(options.load),
             Path(options.save),
-            options.form,
+            options.form or "plain",
             step=options.ckpt_step,
             tokenizer_model=options.tokenizer_model,
-            max_shard_bytes=options.max_shard_size,
+            max_shard_bytes=options.max_shard_size or _UNITS["GB"],
         )
     else:
         from fixedcode_megatron.interop.hf_import import import_folder
 
+        _refuse_flags_of_exports(options)
         import_folder(Path(options.load), Path(options.save))
+
+
+def _refuse_flags_of_exports(options: argparse.Namespace) -> None:
+    names = ("ckpt_step", "form", "tokenizer_model", "max_shard_size")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+    if given:
+        raise UserError(f"--from hf: leave out {', '.join(given)}, which --from megatron takes")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -72,12 +64,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--form",
         choices=("plain", "table-free"),
-        default="plain",
         help="plain: a stock architecture whose input table holds the codes; table-free: computes "
         "them, in code of its own (trust_remote_code) [default: plain]",
     )
     add("--tokenizer-model", help="where the tokenizer lies [as in training]")
-    add("--max-shard-size", type=_size, default="1GB", help="such as 500MB [default: 1GB]")
+    add("--max-shard-size", type=_size, help="such as 500MB [default: 1GB]")
     return parser
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import gc
-import logging
 import sys
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from fixedcode_megatron.data.tool_runner import run_tool
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.command import run
 
 if TYPE_CHECKING:
     from fixedcode_megatron.interop.models import LoadedModel
@@ -28,24 +25,13 @@ Without --prompt, prompts are read from the terminal, one a line.
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; returns the exit status."""
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"megatron\.core|torch\.distributed")
-    options = _parser().parse_args(argv)
-    try:
-        return run_tool(lambda: _generate(options), writes=False)
-    finally:
-        gc.unfreeze()  # what is frozen counts as leaked for the libraries that torch brings along
+    return run(_parser(), _generate, argv)
 
 
 def _generate(options: argparse.Namespace) -> None:
-    try:
-        from fixedcode_megatron.interop.models import load_model
-    except ImportError as error:
-        raise UserError(
-            f"{error.name} is not installed: pip install transformers safetensors"
-        ) from error
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {options.device}: torch sees no CUDA device; use --device cpu")
+    from fixedcode_megatron.interop.models import load_model
+
+    _check_device(options.device)
     loaded = load_model(
         Path(options.load),
         step=options.ckpt_step,
@@ -58,6 +44,15 @@ def _generate(options: argparse.Namespace) -> None:
         return
     while line := _next_line():
         _continue(loaded, [line], options)
+
+
+def _check_device(name: str) -> None:
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(f"--device {name}: torch sees no CUDA device; use --device cpu")
+    try:
+        torch.zeros(1, device=name).tolist()
+    except (RuntimeError, AssertionError) as error:  # no such kind, or none of it here
+        raise UserError(f"--device {name}: torch cannot use it; use cpu or cuda") from error
 
 
 def _next_line() -> str | None:

@@ -7,7 +7,7 @@ The model is a callable, so that the same code serves a training process, a chec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -33,7 +33,7 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eod: int | None = None,
+    eod: int | Collection[int] | None = None,
     max_context: int | None = None,
 ) -> list[list[int]]:
     """Continue each prompt until `eod` or for `max_new_tokens` tokens.
@@ -59,8 +59,8 @@ def generate(
         Then keep the most likely tokens whose probabilities first reach p in sum, at least one;
         None or 1 keeps all.
     seed : int
-    eod : int, optional
-        The id that ends a text; it is not part of the result.
+    eod : int or collection of int, optional
+        The id, or each of the ids, that ends a text; it is not part of the result.
     max_context : int, optional
         The model sees only this many of the latest tokens.
 
@@ -76,7 +76,6 @@ def generate(
     ValueError
         If the logits have the wrong shape or are not numbers.
     """
-    _check_options(max_new_tokens, vocab_size, temperature, top_k, top_p, max_context)
     device = prompt_ids.device if isinstance(prompt_ids, torch.Tensor) else torch.device("cpu")
 
     def next_logits(_: list[int], contexts: list[list[int]]) -> torch.Tensor:
@@ -84,7 +83,7 @@ def generate(
 
     return continue_texts(
         next_logits,
-        _prompt_lists(prompt_ids, vocab_size),
+        _prompt_lists(prompt_ids),
         max_new_tokens=max_new_tokens,
         vocab_size=vocab_size,
         temperature=temperature,
@@ -107,7 +106,7 @@ def continue_texts(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int = 0,
-    eod: int | None = None,
+    eod: int | Collection[int] | None = None,
     max_context: int | None = None,
     on_token: OnToken | None = None,
 ) -> list[list[int]]:
@@ -123,7 +122,8 @@ def continue_texts(
         Told number of the prompt and id of each new token, as soon as it is drawn.
     """
     _check_options(max_new_tokens, vocab_size, temperature, top_k, top_p, max_context)
-    texts = _prompt_lists(prompts, vocab_size) if prompts else []
+    _check_prompts(prompts, vocab_size)
+    texts, ends = [list(prompt) for prompt in prompts], _ends(eod)
     lengths = [len(text) for text in texts]
     generators = [torch.Generator().manual_seed(mix64(seed + row)) for row in range(len(texts))]
     active = list(range(len(texts)))
@@ -134,7 +134,7 @@ def continue_texts(
         last = next_logits(list(active), contexts)
         for row, logits in zip(list(active), last, strict=True):
             token = _choose(logits, temperature, top_k, top_p, generators[row])
-            if token == eod:
+            if token in ends:
                 active.remove(row)
             else:
                 texts[row].append(token)
@@ -194,19 +194,27 @@ def _choose(
     return int(order[torch.multinomial(probabilities, 1, generator=generator)])
 
 
-def _prompt_lists(prompt_ids: Prompts, vocab_size: int) -> list[list[int]]:
+def _ends(eod: int | Collection[int] | None) -> Collection[int]:
+    if eod is None:
+        return ()
+    return eod if isinstance(eod, Collection) else (eod,)
+
+
+def _prompt_lists(prompt_ids: Prompts) -> list[list[int]]:
     found: list[Any] = (
         prompt_ids.tolist() if isinstance(prompt_ids, torch.Tensor) else list(prompt_ids)
     )
     rows = [found] if not found or isinstance(found[0], Integral) else found
-    texts = [[int(token) for token in row] for row in rows]
+    return [[int(token) for token in row] for row in rows]
+
+
+def _check_prompts(texts: list[list[int]], vocab_size: int) -> None:
     for number, text in enumerate(texts):
         if not text:
             raise UserError(f"prompt {number} is empty: start it with one token, such as the EOD")
         wrong = next((token for token in text if not 0 <= token < vocab_size), None)
         if wrong is not None:
             raise UserError(f"prompt {number} has id {wrong}, outside 0..{vocab_size - 1}")
-    return texts
 
 
 def _check_options(

@@ -10,13 +10,10 @@ from typing import Any
 from fixedcode_megatron.config.tree import OPTIONS
 from fixedcode_megatron.interop import modeling_fixedcode
 from fixedcode_megatron.interop.forms import form_of
-from fixedcode_megatron.interop.hf_folder import atomically, write_json, write_tensors
+from fixedcode_megatron.interop.hf_folder import RECORD, atomically, write_json, write_tensors
 from fixedcode_megatron.interop.hf_tokenizer_files import write_tokenizer
 from fixedcode_megatron.interop.model_card import model_card
 from fixedcode_megatron.interop.source import Source, exported_tensors, open_checkpoint
-
-RECORD = "fixedcode_megatron.json"
-"""What an import needs beyond the tensors; names no path of the machine that trained the model."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +25,7 @@ def export(
     *,
     step: int | None = None,
     tokenizer_model: str | None = None,
-    max_shard_bytes: int = 1 << 30,
+    max_shard_bytes: int = 10**9,
 ) -> None:
     """Write the checkpoint in `root` as the new folder `target`.
 
@@ -61,7 +58,7 @@ def export(
         write_json(folder / RECORD, _record(source, kind))
         if kind == "table-free":
             shutil.copyfile(str(modeling_fixedcode.__file__), folder / "modeling_fixedcode.py")
-        card = model_card(source, kind, form.config["architectures"][0], elements)
+        card = model_card(source, form, elements)
         (folder / "README.md").write_text(card, encoding="utf-8")
     logger.info("wrote %s: %s, %d weights in %s", target, kind, elements, dtype)
 

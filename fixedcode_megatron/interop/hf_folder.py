@@ -14,6 +14,8 @@ import torch
 from fixedcode_megatron.errors import UserError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+RECORD = "fixedcode_megatron.json"
+"""What an import needs beyond the tensors; names no path of the machine that trained the model."""
 
 
 @contextmanager
@@ -38,6 +40,25 @@ def atomically(target: Path) -> Iterator[Path]:
         raise
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file of a Hugging Face folder.
+
+    Raises
+    ------
+    UserError
+        If the file is missing or damaged.
+    """
+    try:
+        content = json.loads(path.read_text("utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"{path} does not exist: --load names a Hugging Face folder") from error
+    except ValueError as error:  # no JSON, or no UTF-8
+        raise UserError(f"{path} is damaged: {error}") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} is damaged: it holds no JSON object")
+    return content
+
+
 def write_json(path: Path, content: Any) -> None:
     """Write a small JSON file."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
@@ -52,7 +73,7 @@ def write_tensors(
     """
     shards: list[list[str]] = []
     waiting: dict[str, torch.Tensor] = {}
-    total = elements = 0
+    total = elements = held = 0  # held: bytes in `waiting`
 
     def flush() -> None:
         _save(waiting, folder / f"shard-{len(shards)}")
@@ -61,17 +82,14 @@ def write_tensors(
 
     for name, tensor in tensors:
         size = tensor.numel() * tensor.element_size()
-        if waiting and _bytes(waiting) + size > max_shard_bytes:
+        if waiting and held + size > max_shard_bytes:
             flush()
+            held = 0
         waiting[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
-        total, elements = total + size, elements + tensor.numel()
+        total, held, elements = total + size, held + size, elements + tensor.numel()
     flush()
     _name_shards(folder, shards, total)
     return elements
-
-
-def _bytes(tensors: dict[str, torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
@@ -98,26 +116,21 @@ class FolderTensors:
     Raises
     ------
     UserError
-        If the folder holds no safetensors.
+        If the folder holds no safetensors, or damaged ones.
     """
 
     def __init__(self, folder: Path) -> None:
-        from safetensors import safe_open
-
         self._folder = folder
-        index = folder / INDEX
-        if index.is_file():
-            files = set(json.loads(index.read_text("utf-8"))["weight_map"].values())
-        elif (folder / SINGLE).is_file():
-            files = {SINGLE}
-        else:
-            raise UserError(f"{folder} holds no {SINGLE} and no {INDEX}")
-        self._files = [safe_open(folder / name, "pt") for name in sorted(files)]
-        self._places = {name: file for file in self._files for name in file.keys()}  # noqa: SIM118
+        files = [_opened(folder / name) for name in _weight_files(folder)]
+        self._places = {name: file for file in files for name in file.keys()}  # noqa: SIM118
 
     def names(self) -> set[str]:
         """Names of all tensors."""
         return set(self._places)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Shape of a tensor, which is not read."""
+        return tuple(self._places[name].get_slice(name).get_shape())
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor.
@@ -130,3 +143,24 @@ class FolderTensors:
         if name not in self._places:
             raise UserError(f"{self._folder} holds no tensor {name}")
         return self._places[name].get_tensor(name)
+
+
+def _weight_files(folder: Path) -> list[str]:
+    index = folder / INDEX
+    if index.is_file():
+        places = read_json(index).get("weight_map")
+        if not isinstance(places, dict) or not all(isinstance(n, str) for n in places.values()):
+            raise UserError(f"{index} is damaged: it has no weight_map from tensors to files")
+        return sorted(set(places.values()))
+    if (folder / SINGLE).is_file():
+        return [SINGLE]
+    raise UserError(f"{folder} holds no {SINGLE} and no {INDEX}")
+
+
+def _opened(path: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(path, "pt")
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path} is missing or damaged: {error}") from error

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import platform
 import shutil
 from pathlib import Path
 from typing import Any
 
-import megatron.core
 import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
 
-from fixedcode_megatron import __version__, cpu_platform
+from fixedcode_megatron import cpu_platform
 from fixedcode_megatron.codes import TokenCode
 from fixedcode_megatron.config.tree import default_config
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.architecture import Architecture, architecture_of
 from fixedcode_megatron.interop.forms import form_of
-from fixedcode_megatron.interop.hf_export import RECORD
-from fixedcode_megatron.interop.hf_folder import FolderTensors
+from fixedcode_megatron.interop.hf_folder import RECORD, FolderTensors, read_json
 from fixedcode_megatron.interop.llama_config import settings_of_llama
-from fixedcode_megatron.interop.pieces import HEAD, LOWDIM, TABLE, Form, Piece, join
+from fixedcode_megatron.interop.pieces import (
+    HEAD,
+    LOWDIM,
+    TABLE,
+    Piece,
+    join,
+    tensor_shapes,
+)
 from fixedcode_megatron.model.gpt import Vocabulary
 from fixedcode_megatron.training import checkpoint_files, checkpoint_integrity, checkpoint_writer
+from fixedcode_megatron.training.checkpoint_state import MEGATRON_VERSION, versions
 from fixedcode_megatron.training.state import TrainState
 
+_RECORDED = (
+    "form",
+    "config",
+    "input_interface",
+    "vocab_size",
+    "token_code",
+    "tokenizer_fingerprint",
+)
 _ROWS = 65536  # rows of an input table that are compared with the code at a time
 
 logger = logging.getLogger(__name__)
@@ -41,17 +53,15 @@ def import_folder(folder: Path, save: Path) -> None:
     ------
     UserError
         If the model is neither an export of ours nor a LlamaForCausalLM that we can train, tensors
-        are missing or left over, or `save` holds checkpoints.
+        are missing, left over or of the wrong shape, a file is damaged, or `save` is not empty.
     """
     if save.exists() and any(save.iterdir()):
         raise UserError(f"--save {save} is not empty: name a new folder")
-    record = _read_json(folder / RECORD) if (folder / RECORD).is_file() else None
-    found = record or settings_of_llama(_read_json(folder / "config.json"))
-    kind = found.get("form", "plain")
+    found = _settings(folder)
     common = common_state(found, folder)
-    a = architecture_of(common, found["vocab_size"])
-    tensors, form = FolderTensors(folder), form_of(kind, a)
-    _check_names(folder, tensors, form)
+    a = architecture_of(common)
+    tensors, form = FolderTensors(folder), form_of(found["form"], a)
+    _check_tensors(folder, tensors, tensor_shapes(form, a))
     state = {
         str(number): _sharded(piece, [tensors.read(name) for name in piece.names], a, common)
         for number, piece in enumerate(form.pieces)
@@ -67,10 +77,15 @@ def import_folder(folder: Path, save: Path) -> None:
     logger.info("wrote %s: start a run with it by --pretrained-checkpoint", save)
 
 
-def _read_json(path: Path) -> Any:
+def _settings(folder: Path) -> dict[str, Any]:
+    """What an export of ours records about itself, or the same of a foreign model."""
+    path = folder / RECORD
     if not path.is_file():
-        raise UserError(f"{path} does not exist: --load names a Hugging Face folder")
-    return json.loads(path.read_text("utf-8"))
+        return settings_of_llama(read_json(folder / "config.json"))
+    found = read_json(path)
+    if absent := [name for name in _RECORDED if name not in found]:
+        raise UserError(f"{path} is damaged: it lacks {', '.join(absent)}")
+    return found
 
 
 def common_state(found: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -82,7 +97,7 @@ def common_state(found: dict[str, Any], folder: Path) -> dict[str, Any]:
             "tokenizer_model": str(folder.resolve()),
         }
     return {
-        "checkpoint_version": 3.0,
+        "checkpoint_version": MEGATRON_VERSION,
         "iteration": 0,
         "train_state": TrainState().to_dict(),
         "optimizer_absent": True,
@@ -93,22 +108,25 @@ def common_state(found: dict[str, Any], folder: Path) -> dict[str, Any]:
         "vocab_size": found["vocab_size"],
         "token_code": found["token_code"],
         "tokenizer_fingerprint": found["tokenizer_fingerprint"],
-        "versions": {
-            "fixedcode-megatron": __version__,
-            "megatron-core": megatron.core.__version__,
-            "torch": str(torch.__version__),
-            "python": platform.python_version(),
-        },
+        "versions": versions(),
     }
 
 
-def _check_names(folder: Path, tensors: FolderTensors, form: Form) -> None:
-    wanted = {name for piece in form.pieces for name in piece.names} | set(form.zeros)
-    wanted |= {form.table} if form.table else set()
-    for names, what in ((wanted - tensors.names(), "lacks"), (tensors.names() - wanted, "holds")):
+def _check_tensors(
+    folder: Path, tensors: FolderTensors, shapes: dict[str, tuple[int, ...]]
+) -> None:
+    """Refuse a folder whose tensors are not those, of those shapes."""
+    wanted, held = set(shapes), tensors.names()
+    for names, what in ((wanted - held, "lacks"), (held - wanted, "holds")):
         if names:
             raise UserError(
                 f"{folder} does not fit its config.json: it {what} {', '.join(sorted(names)[:5])}"
+            )
+    for name, shape in shapes.items():
+        if tensors.shape(name) != shape:
+            raise UserError(
+                f"{folder} does not fit its config.json: {name} is {list(tensors.shape(name))}, "
+                f"by the configuration {list(shape)}"
             )
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fixedcode_megatron.data.tokenizers import Tokenizer, build_tokenizer
-from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.interop.hf_folder import write_json
+from fixedcode_megatron.data.run_tokenizer import run_tokenizer
+from fixedcode_megatron.data.tokenizers import NullTokenizer, Tokenizer
+from fixedcode_megatron.interop.hf_folder import read_json, write_json
 
 _BESIDE = (
     "tokenizer_config.json",
@@ -42,27 +41,13 @@ def write_tokenizer(
     UserError
         If it is not there, or not the one that the model was trained with.
     """
-    kind = saved.get("tokenizer_type")
-    model = model or saved.get("tokenizer_model")
-    if kind in (None, "NullTokenizer") and model is None:
+    tokenizer = run_tokenizer(saved, model, fingerprint)
+    if isinstance(tokenizer, NullTokenizer):
         logger.warning("the run had no tokenizer: the export has none either")
         return None
-    kind = "HuggingFaceTokenizer" if kind in (None, "NullTokenizer") else kind
-    tokenizer = build_tokenizer(
-        kind,
-        model,
-        saved.get("vocab_file"),
-        saved.get("merge_file"),
-        tiktoken_pattern=saved.get("tiktoken_pattern"),
-        tiktoken_special_tokens=saved.get("tiktoken_special_tokens"),
-    )
-    if fingerprint not in (None, tokenizer.fingerprint):
-        raise UserError(
-            f"--tokenizer-model {model}: not the tokenizer that the model was trained with "
-            f"(fingerprint {tokenizer.fingerprint}, wanted {fingerprint})"
-        )
-    if kind == "HuggingFaceTokenizer":
-        _copy(folder, Path(str(model)), tokenizer)
+    kind = saved.get("tokenizer_type")
+    if kind in (None, "NullTokenizer", "HuggingFaceTokenizer"):
+        _copy(folder, Path(model or saved["tokenizer_model"]), tokenizer)
     else:
         logger.warning("%s has no form in transformers: the export has no tokenizer files", kind)
     return tokenizer.eod_id
@@ -75,7 +60,7 @@ def _copy(folder: Path, model: Path, tokenizer: Tokenizer) -> None:
         if (home / name).is_file():
             shutil.copyfile(home / name, folder / name)
     path = folder / "tokenizer_config.json"
-    config = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    config = read_json(path) if path.is_file() else {}
     config.setdefault("tokenizer_class", "PreTrainedTokenizerFast")
     if tokenizer.eod_id is not None and not config.get("eos_token"):
         config["eos_token"] = tokenizer.decode([tokenizer.eod_id])

@@ -7,6 +7,16 @@ from typing import Any
 
 from fixedcode_megatron.errors import UserError
 
+_NEEDED = (
+    "vocab_size",
+    "num_hidden_layers",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+
 
 def settings_of_llama(config: Mapping[str, Any]) -> dict[str, Any]:
     """The settings of a foreign model, in the shape of an export's own record.
@@ -14,7 +24,8 @@ def settings_of_llama(config: Mapping[str, Any]) -> dict[str, Any]:
     Raises
     ------
     UserError
-        If it is no LlamaForCausalLM, or one with something that our models do not have.
+        If it is no LlamaForCausalLM, one with something that our models do not have, or a setting
+        is missing.
     """
     names = config.get("architectures")
     rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
@@ -36,6 +47,8 @@ def settings_of_llama(config: Mapping[str, Any]) -> dict[str, Any]:
     problems = [f"{n} {found}, only {right} works" for n, found, fine, right in needed if not fine]
     if problems:
         raise UserError(f"config.json: {'; '.join(problems)}")
+    if absent := [name for name in _NEEDED if not _is_positive(config.get(name))]:
+        raise UserError(f"config.json: give a positive number for {', '.join(absent)}")
     heads = config["num_attention_heads"]
     return {
         "form": "plain",
@@ -62,3 +75,7 @@ def settings_of_llama(config: Mapping[str, Any]) -> dict[str, Any]:
             "untie_embeddings_and_output_weights": not config.get("tie_word_embeddings", False),
         },
     }
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and value > 0

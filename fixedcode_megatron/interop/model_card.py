@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fixedcode_megatron.interop.forms import TABLE_FREE
+from fixedcode_megatron.interop.pieces import Form
 from fixedcode_megatron.interop.source import Source
+from fixedcode_megatron.training.metrics_file import METRICS_FILE, read_history
 
 _INPUTS = {
     "learned": "a trained embedding table",
@@ -18,18 +21,24 @@ _INPUTS = {
 }
 
 
-def model_card(source: Source, kind: str, architecture: str, elements: int) -> str:
-    """Parameters, input, data and results of a model, as Markdown."""
+def model_card(source: Source, form: Form, elements: int) -> str:
+    """Parameters, input, data and results of a model, as Markdown.
+
+    Parameters
+    ----------
+    elements
+        How many elements the exported tensors have.
+    """
     a, common = source.architecture, source.common
-    table = 0
-    if kind == "plain" and a.interface != "learned":
-        table = a.vocab_size * a.hidden_size
-    if a.interface == "lowdim" and table:
-        assert a.code is not None
-        table -= a.vocab_size * a.code.num_bits  # so much of it was trained
+    trained = elements - sum(form.zeros.values())
+    if form.table is not None and a.interface != "learned":
+        trained -= a.vocab_size * a.hidden_size
+        if a.interface == "lowdim":
+            assert a.code is not None
+            trained += a.vocab_size * a.code.num_bits  # so much of the table was trained
     facts = [
-        ("architecture", architecture),
-        ("trained parameters", f"{elements - table:,}"),
+        ("architecture", form.config["architectures"][0]),
+        ("trained parameters", f"{trained:,}"),
         ("layers, width, heads", f"{a.num_layers}, {a.hidden_size}, {a.num_heads}"),
         ("key and value heads", a.num_groups),
         ("vocabulary", f"{a.vocab_size:,}"),
@@ -41,7 +50,7 @@ def model_card(source: Source, kind: str, architecture: str, elements: int) -> s
     lines = ["---", "library_name: transformers", "pipeline_tag: text-generation", "---", ""]
     lines += ["# Model card", "", "| | |", "|---|---|"]
     lines += [f"| {name} | {value} |" for name, value in facts]
-    lines += ["", *_usage(kind, a.interface), ""]
+    lines += ["", *_usage(form, a.interface), ""]
     if common["token_code"] is not None:
         code = json.dumps(json.loads(common["token_code"]), indent=1)
         lines += ["## Token code", "", "```json", code, "```", ""]
@@ -61,20 +70,18 @@ def _training(common: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _results(root: Path, iteration: int) -> list[tuple[str, Any]]:
     """The last evaluation up to the checkpoint's iteration, where the run's figures lie beside."""
-    path = root / "metrics.jsonl"
-    if not path.is_file():
-        return []
-    rows = [json.loads(line) for line in path.read_text("utf-8").splitlines() if line]
-    found = [r for r in rows if r["kind"] == "validation" and r["iteration"] <= iteration]
+    rows = read_history(root / METRICS_FILE).validation
+    found = [row for row in rows if row["iteration"] <= iteration]
     if not found:
         return []
-    return [(f"validation {n}", f"{found[-1][n]:.4g}") for n in ("lm loss", "lm loss PPL")]
+    figures = [(n, found[-1][n]) for n in ("lm loss", "lm loss PPL")]
+    return [(f"validation {n}", "not finite" if x is None else f"{x:.4g}") for n, x in figures]
 
 
-def _usage(kind: str, interface: str) -> list[str]:
-    trust = ", trust_remote_code=True" if kind == "table-free" else ""
+def _usage(form: Form, interface: str) -> list[str]:
+    trust = ", trust_remote_code=True" if form.config["architectures"] == [TABLE_FREE] else ""
     lines = ["```python", f"AutoModelForCausalLM.from_pretrained(FOLDER{trust})", "```"]
-    if kind == "plain" and interface != "learned":
+    if form.table is not None and interface != "learned":
         lines += [
             "",
             "The input table holds what the code computes. Keep it frozen when you train on: "

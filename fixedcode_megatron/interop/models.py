@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from fixedcode_megatron.data.tokenizers import NullTokenizer, Tokenizer, build_tokenizer
+from fixedcode_megatron.data.run_tokenizer import check_fingerprint, run_tokenizer
+from fixedcode_megatron.data.tokenizers import NullTokenizer, Tokenizer
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.interop.hf_folder import RECORD, read_json
 
 
 @dataclass(frozen=True)
@@ -18,16 +21,18 @@ class LoadedModel:
 
     Attributes
     ----------
+    max_positions
+        Longest context; None where the model does not say.
     eod
-        Id that ends a text, if there is one.
+        Id that ends a text, or several of which each does, if there are any.
     tokenizer
         Texts to ids and back; numbers ("5 17 3") where the model came without one.
     """
 
     model: Any
     vocab_size: int
-    max_positions: int
-    eod: int | None
+    max_positions: int | None
+    eod: int | Collection[int] | None
     tokenizer: Tokenizer
 
 
@@ -44,39 +49,57 @@ def load_model(
     Raises
     ------
     UserError
-        If there is none, or its model is one that only Megatron runs.
+        If there is none, it is damaged, or its model is one that only Megatron runs.
     """
     if (path / "config.json").is_file():
+        if step is not None:
+            raise UserError(
+                f"--ckpt-step {step}: --load {path} is a Hugging Face folder, without iterations"
+            )
         return _from_folder(path, tokenizer_model, device, trust_remote_code)
+    if trust_remote_code:
+        raise UserError(f"--trust-remote-code: --load {path} holds no code, only weights")
     return _from_checkpoint(path, step, tokenizer_model, device)
 
 
 def _from_folder(
     folder: Path, tokenizer_model: str | None, device: str, trust_remote_code: bool
 ) -> LoadedModel:
+    model = _model_of_folder(folder, trust_remote_code)
+    size, found = model.config.vocab_size, (folder / "tokenizer.json").is_file()
+    settings = {"tokenizer_model": str(folder) if found else None, "vocab_size": size}
+    tokenizer = run_tokenizer(settings, tokenizer_model)
+    if tokenizer_model is not None and (folder / RECORD).is_file():
+        wanted = read_json(folder / RECORD).get("tokenizer_fingerprint")
+        check_fingerprint(tokenizer, tokenizer_model, wanted)
+    eod = getattr(model.config, "eos_token_id", None)
+    eod = _eod(tokenizer) if eod is None else eod
+    positions = getattr(model.config, "max_position_embeddings", None)
+    return LoadedModel(model.to(device).eval(), size, positions, eod, tokenizer)
+
+
+def _model_of_folder(folder: Path, trust_remote_code: bool) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging as progress
 
     from fixedcode_megatron.interop.modeling_fixedcode import FixedCodeConfig, FixedCodeForCausalLM
 
     progress.disable_progress_bar()
+    settings = read_json(folder / "config.json")
     options: dict[str, Any] = {"local_files_only": True, "dtype": "auto"}
-    if '"fixedcode"' in (folder / "config.json").read_text("utf-8"):
-        config = FixedCodeConfig.from_pretrained(folder)  # this program's own, not the folder's
-        model = FixedCodeForCausalLM.from_pretrained(folder, config=config, **options)
-    else:
-        options["trust_remote_code"] = trust_remote_code
-        try:
-            model = AutoModelForCausalLM.from_pretrained(folder, **options)
-        except (OSError, ValueError) as error:
-            raise UserError(f"--load {folder}: {error}") from error
-    size = model.config.vocab_size
-    found = (folder / "tokenizer.json").is_file()
-    tokenizer = _tokenizer(None, tokenizer_model or (str(folder) if found else None), size)
-    eod = model.config.eos_token_id
-    eod = tokenizer.eod_id if eod is None and not isinstance(tokenizer, NullTokenizer) else eod
-    positions = model.config.max_position_embeddings
-    return LoadedModel(model.to(device).eval(), size, positions, eod, tokenizer)
+    options["output_loading_info"] = True
+    try:
+        if settings.get("model_type") == FixedCodeConfig.model_type:
+            config = FixedCodeConfig.from_pretrained(folder)  # this program's, not the folder's
+            model, found = FixedCodeForCausalLM.from_pretrained(folder, config=config, **options)
+        else:
+            options["trust_remote_code"] = trust_remote_code
+            model, found = AutoModelForCausalLM.from_pretrained(folder, **options)
+    except Exception as error:  # whatever transformers and the folder's own code raise
+        raise UserError(f"--load {folder} could not be loaded: {error}") from error
+    if missing := sorted(found["missing_keys"]):
+        raise UserError(f"--load {folder} lacks weights of its model: {', '.join(missing[:5])}")
+    return model
 
 
 def _from_checkpoint(
@@ -104,24 +127,12 @@ def _from_checkpoint(
         for name, tensor in exported_tensors(source, form):
             places.pop(name).copy_(tensor)
     assert not places, f"weights without a value: {sorted(places)}"
-    tokenizer = _tokenizer(saved, tokenizer_model, a.vocab_size)
-    eod = None if isinstance(tokenizer, NullTokenizer) else tokenizer.eod_id
-    return LoadedModel(model.to(device).eval(), a.vocab_size, a.max_positions, eod, tokenizer)
-
-
-def _tokenizer(saved: dict[str, Any] | None, model: str | None, vocab_size: int) -> Tokenizer:
-    """The tokenizer in `model`, or that of the configuration; numbers where there is none."""
-    if model is not None:
-        kind = saved["tokenizer_type"] if saved else None
-        return build_tokenizer(kind or "HuggingFaceTokenizer", model)
-    kind = None if saved is None else saved["tokenizer_type"]
-    if saved is None or kind == "NullTokenizer" or (kind is None and not saved["tokenizer_model"]):
-        return NullTokenizer(vocab_size - 1)
-    return build_tokenizer(
-        kind or "HuggingFaceTokenizer",
-        saved["tokenizer_model"],
-        saved["vocab_file"],
-        saved["merge_file"],
-        tiktoken_pattern=saved["tiktoken_pattern"],
-        tiktoken_special_tokens=saved["tiktoken_special_tokens"],
+    tokenizer = run_tokenizer(saved, tokenizer_model, source.common["tokenizer_fingerprint"])
+    return LoadedModel(
+        model.to(device).eval(), a.vocab_size, a.max_positions, _eod(tokenizer), tokenizer
     )
+
+
+def _eod(tokenizer: Tokenizer) -> int | None:
+    """The id that ends a text; None where ids have no meaning."""
+    return None if isinstance(tokenizer, NullTokenizer) else tokenizer.eod_id

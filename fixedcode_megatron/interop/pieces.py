@@ -84,6 +84,36 @@ def join(piece: Piece, tensors: list[Tensor], a: Architecture) -> Tensor:
     return torch.cat(parts, dim=1).reshape(-1, *tensors[0].shape[1:])
 
 
+def tensor_shapes(form: Form, a: Architecture) -> dict[str, tuple[int, ...]]:
+    """Shape of each tensor of a form, by name."""
+    shapes: dict[str, tuple[int, ...]] = {name: (size,) for name, size in form.zeros.items()}
+    if form.table is not None:
+        shapes[form.table] = (a.vocab_size, a.hidden_size)
+    for piece in form.pieces:
+        tensor = torch.empty(_megatron_shape(piece.key, a), device="meta")
+        parts = zip(piece.names, cut(piece, tensor, a), strict=True)
+        shapes |= {name: tuple(part.shape) for name, part in parts}
+    return shapes
+
+
+def _megatron_shape(key: str, a: Architecture) -> tuple[int, ...]:
+    """Shape of Megatron's tensor, of one layer and without rows that only pad."""
+    matrices = {
+        "output_layer": (a.vocab_size, a.hidden_size),
+        "embedding.word_embeddings": (a.vocab_size, a.hidden_size),
+        "embedding": (a.vocab_size, a.code.num_bits if a.code else 0),
+        QKV: (a.num_groups * a.group_rows, a.hidden_size),
+        PROJ: (a.hidden_size, a.num_heads * a.head_size),
+        FC1: (a.ffn_hidden_size * (2 if a.gated else 1), a.hidden_size),
+        FC2: (a.hidden_size, a.ffn_hidden_size),
+    }
+    module, _, parameter = key.removeprefix(LAYERS).rpartition(".")
+    if module in matrices and parameter in ("weight", "bias"):
+        return matrices[module][: 2 if parameter == "weight" else 1]
+    of_heads = module.endswith(("q_layernorm", "k_layernorm"))
+    return (a.head_size if of_heads else a.hidden_size,)  # norms
+
+
 def model_pieces(
     a: Architecture, layer_names: Callable[[int], Iterator[Piece]], norm: str, head: str
 ) -> list[Piece]:
@@ -101,11 +131,10 @@ def model_pieces(
 
 def norm_parameters(a: Architecture) -> list[str]:
     """Names of a norm's parameters."""
-    return ["weight", "bias"] if a.normalization == "LayerNorm" else ["weight"]
+    return _parameters(a.normalization == "LayerNorm")
 
 
-def linear_parameters(has_bias: bool) -> list[str]:
-    """Names of a linear layer's parameters."""
+def _parameters(has_bias: bool) -> list[str]:
     return ["weight", "bias"] if has_bias else ["weight"]
 
 
@@ -136,6 +165,6 @@ def layer_pieces(
         (FC1, a.linear_bias),
         (FC2, a.linear_bias),
     ):
-        for n in linear_parameters(has_bias):
+        for n in _parameters(has_bias):
             full = tuple(f"{prefix}{name}.{n}" for name in names[key])
             yield Piece(f"{key}.{n}", None, full, cuts.get(key, "whole"))

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from megatron.core import dist_checkpointing
 
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.architecture import Architecture, architecture_of
 from fixedcode_megatron.interop.pieces import HEAD, LOWDIM, TABLE, Form, cut
 from fixedcode_megatron.interop.weights import CheckpointWeights
 from fixedcode_megatron.training.checkpoint_choice import find_checkpoint
+from fixedcode_megatron.training.checkpoint_load import read_common_state
 
 
 @dataclass(frozen=True)
@@ -38,19 +38,23 @@ def open_checkpoint(root: Path, step: int | None = None) -> Source:
     Raises
     ------
     UserError
-        If there is none, or it is of a model that cannot be converted.
+        If there is none, it is damaged, or of a model that cannot be converted.
     """
     path = find_checkpoint(root, step)
     if path is None:
-        raise UserError(f"{root} holds no checkpoint")
-    common = dist_checkpointing.load_common_state_dict(str(path))
+        raise UserError(
+            f"--load {root} holds no checkpoint: name a checkpoint or a folder of checkpoints"
+            " (tools/generate.py takes Hugging Face folders, too)"
+        )
+    common = read_common_state(path)
     if "token_code" not in common:
         raise UserError(
             f"{path} was not written by fixedcode-megatron: start a run with its weights "
             "(--pretrained-checkpoint) and convert that run's checkpoint"
         )
-    architecture = architecture_of(common, common["vocab_size"])
-    return Source(path, common, architecture, CheckpointWeights(path))
+    if step not in (None, common["iteration"]):  # `root` is a checkpoint itself
+        raise UserError(f"--ckpt-step {step}: --load {root} is of iteration {common['iteration']}")
+    return Source(path, common, architecture_of(common), CheckpointWeights(path))
 
 
 def exported_tensors(source: Source, form: Form) -> Iterator[tuple[str, torch.Tensor]]:

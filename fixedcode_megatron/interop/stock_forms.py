@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fixedcode_megatron.errors import UserError
@@ -12,6 +13,7 @@ from fixedcode_megatron.interop.pieces import (
     PROJ,
     QKV,
     Form,
+    Piece,
     layer_pieces,
     model_pieces,
     sizes,
@@ -73,8 +75,18 @@ def _rope(a: Architecture) -> dict[str, Any]:
     return both | {"rope_parameters": {"rope_type": "default", **both}}
 
 
+_LLAMA_NAMES = {
+    "norm1": ("input_layernorm",),
+    "norm2": ("post_attention_layernorm",),
+    QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    PROJ: ("self_attn.o_proj",),
+    FC1: ("mlp.gate_proj", "mlp.up_proj"),
+    FC2: ("mlp.down_proj",),
+}
+
+
 def _llama(a: Architecture) -> Form:
-    config = sizes(a) | {
+    config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "head_dim": a.head_size,
@@ -83,29 +95,12 @@ def _llama(a: Architecture) -> Form:
         "attention_bias": a.qkv_bias,
         "mlp_bias": a.linear_bias,
     }
-    names = {
-        "norm1": ("input_layernorm",),
-        "norm2": ("post_attention_layernorm",),
-        QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        PROJ: ("self_attn.o_proj",),
-        FC1: ("mlp.gate_proj", "mlp.up_proj"),
-        FC2: ("mlp.down_proj",),
-    }
-    cuts = {QKV: "qkv", FC1: "halves"}
-    pieces = model_pieces(
-        a,
-        lambda i: layer_pieces(a, f"model.layers.{i}.", names, cuts),
-        "model.norm",
-        "lm_head.weight",
-    )
     zeros = {"self_attn.o_proj.bias": a.hidden_size} if a.qkv_bias and not a.linear_bias else {}
-    return Form(
-        config | _rope(a), pieces, "model.embed_tokens.weight", _each(a, "model.layers.", zeros)
-    )
+    return _stock_form(a, config, _LLAMA_NAMES, {QKV: "qkv", FC1: "halves"}, zeros)
 
 
 def _phi3(a: Architecture) -> Form:
-    config = sizes(a) | {
+    config = {
         "architectures": ["Phi3ForCausalLM"],
         "model_type": "phi3",
         "original_max_position_embeddings": a.max_positions,
@@ -113,25 +108,12 @@ def _phi3(a: Architecture) -> Form:
         "rms_norm_eps": a.norm_epsilon,
         "pad_token_id": None,
     }
-    names = {
-        "norm1": ("input_layernorm",),
-        "norm2": ("post_attention_layernorm",),
-        QKV: ("self_attn.qkv_proj",),
-        PROJ: ("self_attn.o_proj",),
-        FC1: ("mlp.gate_up_proj",),
-        FC2: ("mlp.down_proj",),
-    }
-    pieces = model_pieces(
-        a,
-        lambda i: layer_pieces(a, f"model.layers.{i}.", names, {QKV: "qkv_rows"}),
-        "model.norm",
-        "lm_head.weight",
-    )
-    return Form(config | _rope(a), pieces, "model.embed_tokens.weight", {})
+    names = _LLAMA_NAMES | {QKV: ("self_attn.qkv_proj",), FC1: ("mlp.gate_up_proj",)}
+    return _stock_form(a, config, names, {QKV: "qkv_rows"}, {})
 
 
 def _gpt_neox(a: Architecture) -> Form:
-    config = sizes(a) | {
+    config = {
         "architectures": ["GPTNeoXForCausalLM"],
         "model_type": "gpt_neox",
         "hidden_act": a.activation,
@@ -143,9 +125,7 @@ def _gpt_neox(a: Architecture) -> Form:
         "rotary_pct": a.rotary_fraction,
         "rotary_emb_base": a.rotary_base,
     }
-    names = {
-        "norm1": ("input_layernorm",),
-        "norm2": ("post_attention_layernorm",),
+    names = _LLAMA_NAMES | {
         QKV: ("attention.query_key_value",),  # head by head, as Megatron's
         PROJ: ("attention.dense",),
         FC1: ("mlp.dense_h_to_4h",),
@@ -156,19 +136,12 @@ def _gpt_neox(a: Architecture) -> Form:
         zeros = {"mlp.dense_h_to_4h.bias": a.ffn_hidden_size}
         zeros |= {"mlp.dense_4h_to_h.bias": a.hidden_size}
         zeros |= {"attention.dense.bias": a.hidden_size} if a.qkv_bias else {}
-    pieces = model_pieces(
-        a,
-        lambda i: layer_pieces(a, f"gpt_neox.layers.{i}.", names, {}),
-        "gpt_neox.final_layer_norm",
-        "embed_out.weight",
-    )
-    return Form(
-        config | _rope(a), pieces, "gpt_neox.embed_in.weight", _each(a, "gpt_neox.layers.", zeros)
-    )
+    outer = {"table": "gpt_neox.embed_in", "norm": "gpt_neox.final_layer_norm", "head": "embed_out"}
+    return _stock_form(a, config, names, {}, zeros, layers="gpt_neox.layers", **outer)
 
 
 def _starcoder2(a: Architecture) -> Form:
-    config = sizes(a) | {
+    config = {
         "architectures": ["Starcoder2ForCausalLM"],
         "model_type": "starcoder2",
         "hidden_act": a.activation,
@@ -178,33 +151,34 @@ def _starcoder2(a: Architecture) -> Form:
         "residual_dropout": 0.0,
         "embedding_dropout": 0.0,
     }
-    names = {
-        "norm1": ("input_layernorm",),
-        "norm2": ("post_attention_layernorm",),
-        QKV: ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        PROJ: ("self_attn.o_proj",),
-        FC1: ("mlp.c_fc",),
-        FC2: ("mlp.c_proj",),
-    }
+    names = _LLAMA_NAMES | {FC1: ("mlp.c_fc",), FC2: ("mlp.c_proj",)}
     zeros = {}
     if a.qkv_bias and not a.linear_bias:
         zeros = {"self_attn.o_proj.bias": a.hidden_size, "mlp.c_fc.bias": a.ffn_hidden_size}
         zeros |= {"mlp.c_proj.bias": a.hidden_size}
-    pieces = model_pieces(
-        a,
-        lambda i: layer_pieces(a, f"model.layers.{i}.", names, {QKV: "qkv"}),
-        "model.norm",
-        "lm_head.weight",
-    )
-    return Form(
-        config | _rope(a), pieces, "model.embed_tokens.weight", _each(a, "model.layers.", zeros)
-    )
+    return _stock_form(a, config, names, {QKV: "qkv"}, zeros)
 
 
-def _each(a: Architecture, prefix: str, zeros: dict[str, int]) -> dict[str, int]:
-    """The same biases in every layer."""
-    layers = range(a.num_layers)
-    return {f"{prefix}{i}.{name}": size for i in layers for name, size in zeros.items()}
+def _stock_form(
+    a: Architecture,
+    config: dict[str, Any],
+    names: Mapping[str, tuple[str, ...]],
+    cuts: Mapping[str, str],
+    zeros: Mapping[str, int],
+    *,
+    layers: str = "model.layers",
+    table: str = "model.embed_tokens",
+    norm: str = "model.norm",
+    head: str = "lm_head",
+) -> Form:
+    """A form by what its class calls its parts; `zeros` are biases of every layer."""
+
+    def layer(i: int) -> Iterator[Piece]:
+        return layer_pieces(a, f"{layers}.{i}.", names, cuts)
+
+    each = {f"{layers}.{i}.{n}": size for i in range(a.num_layers) for n, size in zeros.items()}
+    pieces = model_pieces(a, layer, norm, f"{head}.weight")
+    return Form(sizes(a) | config | _rope(a), pieces, f"{table}.weight", each)
 
 
 _STOCK = {

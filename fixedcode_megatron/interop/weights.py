@@ -8,8 +8,9 @@ read and joined.
 from __future__ import annotations
 
 import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
 
 import torch
 from torch.distributed.checkpoint import FileSystemReader
@@ -21,18 +22,10 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.checkpoint_load import is_weight
 
 LAYERS = "decoder.layers."
 """Keys that begin so belong to tensors [layers, ...] of which each layer is one slice."""
-
-
-class Weights(Protocol):
-    """Tensors by Megatron's keys."""
-
-    def __contains__(self, key: object) -> bool: ...
-
-    def read(self, key: str, layer: int | None = None) -> torch.Tensor:
-        """The tensor of a key, or one layer's slice of it."""
 
 
 class CheckpointWeights:
@@ -42,18 +35,24 @@ class CheckpointWeights:
     ----------
     path
         A whole checkpoint, `.../iter_0000010`.
+
+    Raises
+    ------
+    UserError
+        If its metadata are damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._reader = FileSystemReader(path)
-        metadata = self._reader.read_metadata()
-        self._tensors = {
-            key: value
-            for key, value in metadata.state_dict_metadata.items()
-            if isinstance(value, TensorStorageMetadata) and not key.startswith("optimizer.")
-        }
-        self._reader.set_up_storage_reader(metadata, is_coordinator=True)
+        with _damage_as_user_error(path):
+            metadata = self._reader.read_metadata()
+            self._tensors = {
+                key: value
+                for key, value in metadata.state_dict_metadata.items()
+                if isinstance(value, TensorStorageMetadata) and is_weight(key)
+            }
+            self._reader.set_up_storage_reader(metadata, is_coordinator=True)
 
     def __contains__(self, key: object) -> bool:
         return key in self._tensors
@@ -61,10 +60,6 @@ class CheckpointWeights:
     def keys(self) -> list[str]:
         """Keys of all weights, in alphabetical order."""
         return sorted(self._tensors)
-
-    def shape(self, key: str) -> tuple[int, ...]:
-        """Shape of the global tensor."""
-        return tuple(self._tensor(key).size)
 
     def dtype(self, key: str) -> torch.dtype:
         """Type of the stored elements."""
@@ -76,7 +71,7 @@ class CheckpointWeights:
         Raises
         ------
         UserError
-            If the checkpoint has no such tensor.
+            If the checkpoint has no such tensor, or its file is damaged.
         """
         tensor = self._tensor(key)
         offsets, sizes = [0] * len(tensor.size), list(tensor.size)
@@ -86,13 +81,22 @@ class CheckpointWeights:
         items = create_read_items_for_chunk_list(key, tensor, [wanted])
         target = torch.empty(sizes, dtype=tensor.properties.dtype)
         assert sum(item.lengths.numel() for item in items) == target.numel(), key
-        self._reader.read_data(LoadPlan(items), _Pieces(target)).wait()
+        with _damage_as_user_error(self._path):
+            self._reader.read_data(LoadPlan(items), _Pieces(target)).wait()
         return target if layer is None else target[0]
 
     def _tensor(self, key: str) -> TensorStorageMetadata:
         if key not in self._tensors:
             raise UserError(f"{self._path} holds no {key}")
         return self._tensors[key]
+
+
+@contextmanager
+def _damage_as_user_error(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # whatever unpickling raises
+        raise UserError(f"{path} could not be read: {error}") from error
 
 
 class _Pieces(LoadPlanner):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -282,3 +284,39 @@ def test_the_model_card_and_what_else_lies_in_the_folder(saved, tmp_path):
         assert f"| trained parameters | {total:,} |" in card
         assert "| validation lm loss | 2.5 |" in card
         assert "| training data | unread |" in card
+
+
+def test_both_forms_have_the_same_trained_parameters(exported):
+    """Neither tables of codes nor the zeros in place of absent biases were trained."""
+    counts = {
+        key: re.search(r"trained parameters \| ([\d,]+) ", (folder / "README.md").read_text())[1]
+        for key, folder in exported.items()
+    }
+    for name in CASES:
+        assert counts[name, "plain"] == counts[name, "table-free"], name
+    # per layer: QKV 3 x 72 x 72, its output 72 x 72, the MLP 2 x 72 x 40, two norms of two vectors
+    layers = 2 * (4 * 72 * 72 + 2 * 72 * 40 + 4 * 72)
+    assert counts["no biases", "plain"] == f"{layers + 2 * 72 + 2 * V * 72:,}"
+
+
+@pytest.mark.parametrize("name", [".metadata", "common.pt", "__0_0.distcp"])
+def test_damaged_checkpoints_are_named(saved, tmp_path, name):
+    """Of the right size, but zeros: what lost blocks of a disk leave."""
+    [sound] = saved["gf2"][0].glob("iter_*")
+    folder = shutil.copytree(sound, tmp_path / "damaged")
+    if not (folder / name).exists():
+        pytest.skip("newer megatron-core writes no common.pt")
+    (folder / name).write_bytes(bytes((folder / name).stat().st_size))
+    with pytest.raises(UserError, match=re.escape(str(folder))):
+        export(folder, tmp_path / "out", "plain")
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_a_checkpoint_says_of_itself(saved):
+    """CPUs fuse no biases; a checkpoint that is named itself is of one iteration."""
+    folder = saved["paper a"][0]
+    assert open_checkpoint(folder).common["bias_activation_fusion"] is False
+    [itself] = folder.glob("iter_*")
+    assert open_checkpoint(itself, 0).path == itself
+    with pytest.raises(UserError, match=r"--ckpt-step 7: --load .* is of iteration 0"):
+        open_checkpoint(itself, 7)

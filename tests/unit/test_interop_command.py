@@ -78,6 +78,7 @@ def test_prompts_from_the_terminal(folder, capsys, monkeypatch):
         (["--prompt", ""], "prompt 0 is empty"),
         (["--device", "cuda", "--prompt", "x"], "--device cuda"),
         (["--load", "nowhere", "--prompt", "x"], "nowhere holds no checkpoint"),
+        (["--load", "nowhere", "--prompt", "x", "--trust-remote-code"], "holds no code"),
     ],
 )
 def test_mistakes_are_one_line(folder, capsys, flags, word):

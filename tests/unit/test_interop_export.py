@@ -38,7 +38,7 @@ LLAMA = dict(
 def architecture(torch_version="2.13.0+cpu", **changes):
     found = settings_of_llama(LLAMA) | {"versions": {"torch": torch_version}}
     config = default_config().to_dict() | found["config"] | changes
-    return architecture_of(found | {"config": config}, found["vocab_size"])
+    return architecture_of(found | {"config": config})
 
 
 def test_a_llamas_settings():
@@ -82,11 +82,23 @@ def test_which_gelu_it_was(version, changes, expected):
     assert architecture(version, **gelu).activation == expected
 
 
+@pytest.mark.parametrize("fused, expected", [(True, "gelu_pytorch_tanh"), (False, "gelu")])
+def test_a_checkpoint_says_which_gelu_it_was(fused, expected):
+    """Whatever its torch and its flags suggest."""
+    found = settings_of_llama(LLAMA) | {"versions": {"torch": "2.13.0+cu130"}}
+    changes = dict(swiglu=False, add_bias_linear=True, bias_activation_fusion=not fused)
+    config = default_config().to_dict() | found["config"] | changes
+    common = found | {"config": config, "bias_activation_fusion": fused}
+    assert architecture_of(common).activation == expected
+
+
 @pytest.mark.parametrize(
     "changes, word",
     [
         (dict(num_moe_experts=8), "--num-moe-experts 8"),
         (dict(rotary_interleaved=True), "--rotary-interleaved True"),
+        (dict(glu_linear_offset=1.0), "--glu-linear-offset 1.0.*only models trained with 0.0"),
+        (dict(softmax_scale=0.5), "--softmax-scale 0.5.*only models trained without it"),
     ],
 )
 def test_models_that_no_form_holds_are_refused(changes, word):
