@@ -9,10 +9,10 @@ import logging
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.planning.options import amount, count, file_to_write
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -51,17 +51,17 @@ def _parser() -> argparse.ArgumentParser:
         prog="plan_training.py", description=_DESCRIPTION, allow_abbrev=False
     )
     add = parser.add_argument
-    add("--gpus", type=int, nargs="+", default=[8], help="numbers of GPUs [default: 8]")
+    add("--gpus", type=count, nargs="+", default=[8], help="numbers of GPUs [default: 8]")
     add("--gpu", choices=("a100", "h100", "h200"), default="h100", help="[default: h100]")
-    add("--memory-gib", type=float, help="memory of a GPU, where it is not the usual")
-    add("--price", type=float, help="US dollars a GPU-hour [a100 1.5, h100 2.5, h200 3.0: assumed]")
-    add("--tokens", type=float, help="token budget, 100e9 [default: the preset's own length]")
-    add("--top", type=int, default=1, help="layouts to show for each number of GPUs")
+    add("--memory-gib", type=amount, help="memory of a GPU, where it is not the usual")
+    add("--price", type=amount, help="US dollars a GPU-hour [assumed: a100 1.5, h100 2.5, h200 3]")
+    add("--tokens", type=amount, help="token budget, 100e9 [default: the preset's own length]")
+    add("--top", type=count, default=1, help="layouts to show for each number of GPUs")
     add("--keep-layout", action="store_true", help="estimate the flags' own layout; do not search")
     add("--rehearse", action="store_true", help="build the first layout's ranks on fake tensors")
     add("--published", action="store_true", help="compare predictions with published step times")
-    add("--csv", type=Path, help="write all figures here")
-    add("--plot", type=Path, help="draw step time and memory here (needs matplotlib)")
+    add("--csv", type=file_to_write, help="write all figures here")
+    add("--plot", type=file_to_write, help="draw step time and memory here (needs matplotlib)")
     return parser
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.config.derive import data_parallel_size
 from fixedcode_megatron.planning.activations import peak_activations
 from fixedcode_megatron.planning.communication import step_traffic
 from fixedcode_megatron.planning.rank import rank_shape
@@ -23,8 +24,7 @@ def compare(cfg: RunConfig, world_size: int, rank: int) -> list[str]:
     """
     cfg = copy.deepcopy(cfg)
     stages = cfg.transformer.pipeline_model_parallel_size
-    copies = world_size // stages // cfg.transformer.tensor_model_parallel_size
-    copies //= cfg.transformer.context_parallel_size
+    copies = data_parallel_size(cfg, world_size)
     cfg.set("fp8", None)
     cfg.set("transformer_impl", "local")
     cfg.set("global_batch_size", 2 * stages * copies * cfg.training.micro_batch_size)

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fixedcode_megatron.planning.throughput import FOLD, build_variant, made_up_batches, measure
+from fixedcode_megatron.planning.throughput import build_variant, free, made_up_batches, measure
+from fixedcode_megatron.planning.variants import FOLD
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -95,8 +96,7 @@ def largest_micro_batch(device: str, runtime: Runtime) -> int:
             pass
         finally:
             trainer = None  # type: ignore[assignment]
-            if device == "cuda":
-                torch.cuda.empty_cache()
+            free(runtime)
     sys.exit("error: not even a micro-batch of 1 fits")
 
 

@@ -48,7 +48,7 @@ class Plan:
     rank
         The rank of the fullest stage; `memory` and `traffic` are its.
     mfu
-        Model FLOPs utilisation against the peak at 16 bits (as training reports it).
+        Model FLOPs utilisation against the peak of the layers' precision, as training reports it.
     """
 
     cfg: RunConfig
@@ -93,7 +93,13 @@ class Plan:
 
 
 def make_plan(cfg: RunConfig, gpu: Gpu, world_size: int) -> Plan:
-    """Estimate the layout that `cfg` holds on `world_size` GPUs."""
+    """Estimate the layout that `cfg` holds on `world_size` GPUs.
+
+    Raises
+    ------
+    UserError
+        For what the planner does not cover, and for FP8 on a GPU without it.
+    """
     stages = [
         rank_shape(cfg, world_size, stage)
         for stage in range(cfg.transformer.pipeline_model_parallel_size)
@@ -104,6 +110,7 @@ def make_plan(cfg: RunConfig, gpu: Gpu, world_size: int) -> Plan:
     assert cfg.training.global_batch_size is not None
     tokens = cfg.training.global_batch_size * cfg.model.seq_length
     per_second = tokens / time.total
+    peak = world_size * gpu.peak(fp8=stages[fullest].fp8)
     return Plan(
         cfg=cfg,
         gpu=gpu,
@@ -113,7 +120,7 @@ def make_plan(cfg: RunConfig, gpu: Gpu, world_size: int) -> Plan:
         traffic=step_traffic(stages[fullest]),
         time=time,
         tokens_per_second=per_second,
-        mfu=per_second * flops_per_token(cfg) / world_size / gpu.flops,
+        mfu=per_second * flops_per_token(cfg) / peak,
     )
 
 
@@ -153,7 +160,9 @@ def flops_per_token(cfg: RunConfig) -> float:
 
 
 def with_interface(plan: Plan, interface: str) -> Plan:
-    """The same layout with another input interface."""
+    """The same layout with an input interface."""
+    if interface == plan.cfg.input.input_interface:
+        return plan
     cfg = copy.deepcopy(plan.cfg)
     cfg.set("input_interface", interface)
     if interface == "learned":

@@ -2,11 +2,12 @@
 
 Only rows whose source states model, GPUs, batch sizes, sequence length and layout. Two things they
 do not state were set as the programs' defaults are: FP32 gradients, and no recompute in the FP8
-rows. The efficiencies in `hardware` were chosen to fit these rows as a whole.
+rows. `hardware.Efficiency` was chosen to fit these rows as a whole.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 from fixedcode_megatron.config import derive
@@ -65,6 +66,7 @@ class Published:
     def flash_attention(self) -> bool:
         return self.source != _KORTHIKANTI
 
+    @functools.cached_property
     def predicted(self) -> float:
         """Seconds of a step by the planner."""
         cfg, problems = read(self._flags())
@@ -78,7 +80,7 @@ class Published:
     @property
     def error(self) -> float:
         """Predicted over published, minus 1."""
-        return self.predicted() / self.step - 1
+        return self.predicted / self.step - 1
 
     def _flags(self) -> list[str]:
         layers, width, heads, groups, mlp, others = _MODELS[self.model]
@@ -103,7 +105,9 @@ class Published:
         return text.split()
 
 
-def _a100(model: str, gpus: int, pp: int, vp: int, micro: int, batch: int, **steps: float) -> list:
+def _a100(
+    model: str, gpus: int, pp: int, vp: int, micro: int, batch: int, **steps: float
+) -> list[Published]:
     return [
         Published(
             model=model,
@@ -133,26 +137,24 @@ def _h100(
     layout: tuple[int, int, int],
     tokens_per_second: float,
     source: str = _NEMO,
-) -> list:
+) -> Published:
     tp, pp, vp = layout
     step = batch * seq_length / gpus / tokens_per_second
-    return [
-        Published(
-            model=model,
-            gpu="h100",
-            gpus=gpus,
-            precision="fp8",
-            tp=tp,
-            pp=pp,
-            vp=vp,
-            micro_batch=micro,
-            batch=batch,
-            seq_length=seq_length,
-            recompute="none",
-            step=step,
-            source=source,
-        )
-    ]
+    return Published(
+        model=model,
+        gpu="h100",
+        gpus=gpus,
+        precision="fp8",
+        tp=tp,
+        pp=pp,
+        vp=vp,
+        micro_batch=micro,
+        batch=batch,
+        seq_length=seq_length,
+        recompute="none",
+        step=step,
+        source=source,
+    )
 
 
 PUBLISHED: list[Published] = [
@@ -160,14 +162,14 @@ PUBLISHED: list[Published] = [
     *_a100("GPT 175B", 64, 8, 3, 1, 64, full=18.13, selective=13.75),
     *_a100("GPT 530B", 280, 35, 3, 1, 280, full=49.05, selective=37.83),
     *_a100("GPT 1T", 512, 64, 1, 1, 512, full=94.42, selective=71.49),
-    *_h100("GPT 5B", 64, 2048, 4, 2048, (1, 1, 1), 23574),
-    *_h100("GPT 20B", 64, 256, 2, 2048, (2, 1, 1), 5894),
-    *_h100("GPT 175B", 128, 256, 1, 2048, (4, 8, 6), 745),
-    *_h100("GPT 175B", 512, 2048, 2, 2048, (4, 8, 6), 832),
-    *_h100("Llama 2 7B", 8, 128, 1, 4096, (1, 1, 1), 16634),
-    *_h100("Llama 2 13B", 16, 128, 1, 4096, (1, 4, 10), 8715),
-    *_h100("Llama 2 70B", 64, 128, 1, 4096, (4, 4, 20), 1717),
-    *_h100("Llama 3 70B", 64, 128, 1, 8192, (4, 8, 5), 1619, _BRIDGE),
+    _h100("GPT 5B", 64, 2048, 4, 2048, (1, 1, 1), 23574),
+    _h100("GPT 20B", 64, 256, 2, 2048, (2, 1, 1), 5894),
+    _h100("GPT 175B", 128, 256, 1, 2048, (4, 8, 6), 745),
+    _h100("GPT 175B", 512, 2048, 2, 2048, (4, 8, 6), 832),
+    _h100("Llama 2 7B", 8, 128, 1, 4096, (1, 1, 1), 16634),
+    _h100("Llama 2 13B", 16, 128, 1, 4096, (1, 4, 10), 8715),
+    _h100("Llama 2 70B", 64, 128, 1, 4096, (4, 4, 20), 1717),
+    _h100("Llama 3 70B", 64, 128, 1, 8192, (4, 8, 5), 1619, _BRIDGE),
 ]
 
 
@@ -181,6 +183,6 @@ def table() -> str:
         lines.append(
             f"{row.model:<13}{row.gpus:>5}{row.gpu:>6}{row.precision:>6}{row.tp:>4}{row.pp:>4}"
             f"{row.vp:>4}{row.micro_batch:>5}{row.batch:>6}{row.recompute:>11}{row.step:>10.2f}s"
-            f"{row.predicted():>10.2f}s{row.error:>8.0%}  {row.source}"
+            f"{row.predicted:>10.2f}s{row.error:>8.0%}  {row.source}"
         )
     return "\n".join(lines)

@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.code_checks import minimal_bits
 from fixedcode_megatron.config.derive import data_parallel_size, model_parallel_size
 from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.errors import UserError
@@ -36,8 +37,8 @@ class RankShape:
         Widths of all queries, and of all keys (or values).
     mlp
         Width of the MLP; `gated` ones project to twice this.
-    vocabulary, head_classes
-        Rows of the padded head, and the ids of the true vocabulary.
+    vocabulary
+        Rows of the padded head.
     element_size
         Bytes of a parameter and an activation.
     """
@@ -62,7 +63,6 @@ class RankShape:
     mlp: int
     gated: bool
     vocabulary: int
-    head_classes: int
     element_size: int
     sequence_parallel: bool
     layer_norm: bool
@@ -111,6 +111,8 @@ def rank_shape(cfg: RunConfig, world_size: int, stage: int = 0) -> RankShape:
     UserError
         For what the planner does not know: tied tables, low-dimensional tables, uneven stages.
     """
+    from fixedcode_megatron.model.gpt import run_vocabulary
+
     _refuse_unknown(cfg)
     t, training = cfg.transformer, cfg.training
     tp, pp, cp = (
@@ -122,7 +124,6 @@ def rank_shape(cfg: RunConfig, world_size: int, stage: int = 0) -> RankShape:
     assert world_size == dp * model_parallel_size(cfg), (world_size, dp, tp, pp, cp)
     vocabulary = cfg.model.vocab_size
     assert vocabulary and training.global_batch_size
-    multiple = cfg.model.make_vocab_size_divisible_by * tp
     overlap, bucket = cfg.ddp.overlap_grad_reduce, cfg.ddp.bucket_size
     sixteen_bit = t.bf16 or t.fp16
     return RankShape(
@@ -145,8 +146,7 @@ def rank_shape(cfg: RunConfig, world_size: int, stage: int = 0) -> RankShape:
         head_width=t.kv_channels,
         mlp=t.ffn_hidden_size // tp,
         gated=cfg.model.swiglu,
-        vocabulary=-(-vocabulary // multiple) * multiple // tp,
-        head_classes=vocabulary,
+        vocabulary=run_vocabulary(cfg, vocabulary).padded_size // tp,
         element_size=2 if sixteen_bit else 4,
         sequence_parallel=t.sequence_parallel and tp > 1,
         layer_norm=t.normalization == "LayerNorm",
@@ -154,7 +154,7 @@ def rank_shape(cfg: RunConfig, world_size: int, stage: int = 0) -> RankShape:
         qkv_bias=t.add_bias_linear or t.add_qkv_bias,
         qk_norm=t.qk_layernorm,
         interface=cfg.input.input_interface,
-        code_bits=cfg.input.code_bits or (vocabulary - 1).bit_length(),
+        code_bits=cfg.input.code_bits or minimal_bits(vocabulary),
         folded=cfg.input.fold_first_layer,
         fused_loss=cfg.model.fused_linear_cross_entropy,
         recompute=_recompute(cfg),
@@ -177,10 +177,14 @@ def _refuse_unknown(cfg: RunConfig) -> None:
     t, problems = cfg.transformer, []
     if cfg.input.input_interface not in ("learned", *FIXED_INTERFACES):
         problems.append("--input-interface lowdim; use learned or a fixed one")
+    elif cfg.input.fold_first_layer and cfg.input.input_interface == "learned":
+        problems.append("--fold-first-layer with --input-interface learned; fold a fixed one")
     if not cfg.model.untie_embeddings_and_output_weights:
         problems.append("tied tables; use --untie-embeddings-and-output-weights")
     if cfg.optimizer.optimizer != "adam":
         problems.append(f"--optimizer {cfg.optimizer.optimizer}; use adam")
+    if cfg.optimizer.optimizer_cpu_offload:
+        problems.append("--optimizer-cpu-offload; use --no-optimizer-cpu-offload")
     if any(
         (
             t.num_layers_in_first_pipeline_stage,
@@ -211,10 +215,10 @@ def _refuse_unknown(cfg: RunConfig) -> None:
 
 def loss_chunks(rank: RankShape) -> list[int]:
     """Tokens of each chunk in which the fused head and loss work through a micro-batch."""
-    from fixedcode_megatron.model.linear_cross_entropy import _chunks
+    from fixedcode_megatron.model.linear_cross_entropy import chunks
 
     tokens = rank.sequence * rank.batch
-    return [part.stop - part.start for part in _chunks(tokens, rank.vocabulary)]
+    return [part.stop - part.start for part in chunks(tokens, rank.vocabulary)]
 
 
 def padded(value: int, divisor: int) -> int:

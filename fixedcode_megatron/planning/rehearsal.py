@@ -19,9 +19,10 @@ from torch import Tensor
 
 from fixedcode_megatron import cpu_platform
 from fixedcode_megatron import runtime as run_time
-from fixedcode_megatron.planning import holdings
+from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.planning.recorder import Recorder
 from fixedcode_megatron.planning.traffic import Traffic
+from fixedcode_megatron.training.memory import held_bytes
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -62,20 +63,29 @@ def rehearse(cfg: RunConfig, *, world_size: int, rank: int = 0) -> Rehearsal:
     cfg
         A configuration that was parsed for `world_size` ranks; `vocab_size` must be given.
 
+    Raises
+    ------
+    UserError
+        For context parallelism, whose attention takes no fake tensors.
+
     Notes
     -----
     Must not be called while a process group exists. On a GPU machine hide the GPUs: the layers are
     the torch-native ones, for Transformer Engine's kernels accept no fake tensors.
     """
     assert not dist.is_initialized(), "a rehearsal needs a process without a process group"
+    if cfg.transformer.context_parallel_size > 1:
+        raise UserError(
+            f"--context-parallel-size {cfg.transformer.context_parallel_size} cannot be rehearsed; "
+            "leave out --rehearse, or use --context-parallel-size 1"
+        )
     cpu_platform.install()
     cfg = copy.deepcopy(cfg)
     cfg.set("perform_initialization", False)
     with _fake_job(cfg, world_size, rank) as runtime:
         trainer = _build(cfg, runtime)
-        gradient_bytes = holdings.gradient_bytes(trainer)
+        parameter_bytes, gradient_bytes, _ = held_bytes(trainer)
         shapes = [(n, tuple(p.shape)) for model in trainer.models for n, p in _named(model)]
-        parameter_bytes = holdings.parameter_bytes(trainer)
         with Recorder():
             _ask_once(trainer)
         recorder = Recorder()
@@ -85,7 +95,7 @@ def rehearse(cfg: RunConfig, *, world_size: int, rank: int = 0) -> Rehearsal:
             shapes=shapes,
             parameter_bytes=parameter_bytes,
             gradient_bytes=gradient_bytes,
-            optimizer_bytes=holdings.optimizer_bytes(trainer),
+            optimizer_bytes=held_bytes(trainer)[2],
             traffic=recorder.traffic,
             activation_bytes=recorder.peak,
         )
@@ -130,9 +140,8 @@ def _ask_once(trainer: Trainer) -> None:
 
 
 def _batches(cfg: RunConfig) -> Iterator[dict[str, Tensor]]:
-    length = cfg.model.seq_length // cfg.transformer.context_parallel_size
-    ids = torch.zeros(cfg.training.micro_batch_size, length, dtype=torch.long)
-    mask = torch.ones(cfg.training.micro_batch_size, length)
+    shape = cfg.training.micro_batch_size, cfg.model.seq_length
+    ids, mask = torch.zeros(shape, dtype=torch.long), torch.ones(shape)
     while True:
         yield {"tokens": ids, "labels": ids, "position_ids": ids, "loss_mask": mask}
 

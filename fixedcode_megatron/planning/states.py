@@ -79,10 +79,6 @@ class StateBytes:
     gradients: int
     optimizer: int
 
-    @property
-    def total(self) -> int:
-        return self.parameters + self.gradients + self.optimizer
-
 
 def state_bytes(rank: RankShape, replica: int = 0) -> StateBytes:
     """Parameters, gradients and optimizer state of the `replica`-th copy of this rank's shard."""

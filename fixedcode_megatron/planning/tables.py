@@ -102,8 +102,7 @@ def draw(pairs: list[tuple[Plan, Plan]], path: Path) -> None:
     for which, name in enumerate(("fixed code", "learned table")):
         style = ("o-", "s--")[which]
         time.plot(gpus, [pair[which].time.total for pair in pairs], style, label=name)
-        totals = [pair[which].memory for pair in pairs]
-        states = [(m.parameters + m.gradients + m.optimizer + m.fp8_weights) / GIB for m in totals]
+        states = [_states(pair[which]) / GIB for pair in pairs]
         memory.plot(gpus, states, style, label=f"{name}, states")
     time.set(title="predicted step time", ylabel="seconds", yscale="log")
     memory.set(title="parameters, gradients, optimizer per GPU", ylabel="GiB", ylim=(0, None))

@@ -7,7 +7,7 @@ round.
 
 from __future__ import annotations
 
-import copy
+import gc
 import logging
 import statistics
 import time
@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.planning import holdings
-from fixedcode_megatron.planning.stopwatch import PARTS, peak_bytes, watch_parts
-from fixedcode_megatron.training.metrics import _precision
+from fixedcode_megatron.planning.stopwatch import peak_bytes, watch_parts
+from fixedcode_megatron.planning.variants import check_variants, variant_config
+from fixedcode_megatron.training.memory import held_bytes
+from fixedcode_megatron.training.metrics import precision
 from fixedcode_megatron.training.nvml import open_monitor
 from fixedcode_megatron.training.peaks import peak_flops
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from fixedcode_megatron.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-FOLD = "+fold"
 
 
 @dataclass(kw_only=True)
@@ -112,27 +111,34 @@ def measure(
         Build each variant anew in every round and free it after: for models of which the device
         holds only one.
     """
+    check_variants(cfg, names)
     variants = [Variant(name=name) for name in names]
     kept: dict[str, Trainer] = {}
-    trainer: Trainer | None = None
+    found: Measurement | None = None
     for round_ in range(rounds):
         for variant in variants if round_ % 2 == 0 else variants[::-1]:
             trainer = kept.get(variant.name) or build_variant(cfg, runtime, variant.name)
+            found = found or _nothing_yet(trainer, variants)
             if not rebuild:
                 kept[variant.name] = trainer
             _measure_round(trainer, variant, steps=steps, warmup=warmup, clock=clock)
             if rebuild:
-                trainer = None
-                _free(runtime)
+                del trainer
+                free(runtime)
         logger.info("round %d of %d is done", round_ + 1, rounds)
-    trainer = trainer or build_variant(cfg, runtime, variants[0].name)
+    assert found is not None
+    return found
+
+
+def _nothing_yet(trainer: Trainer, variants: list[Variant]) -> Measurement:
+    runtime = trainer.runtime
     return Measurement(
         variants=variants,
-        tokens=trainer.global_batch_size * cfg.model.seq_length,
+        tokens=trainer.global_batch_size * trainer.cfg.model.seq_length,
         world_size=runtime.world_size,
         device_name=runtime.device_name,
         flops_per_token=trainer.shape.flops_per_token,
-        peak=peak_flops(runtime.device_name, _precision(trainer)),
+        peak=peak_flops(runtime.device_name, precision(trainer)),
     )
 
 
@@ -141,19 +147,18 @@ def build_variant(cfg: RunConfig, runtime: Runtime, name: str) -> Trainer:
     from fixedcode_megatron.model.gpt import run_vocabulary
     from fixedcode_megatron.training.trainer import build_trainer
 
-    cfg = copy.deepcopy(cfg)
-    cfg.set("input_interface", name.removesuffix(FOLD))
-    cfg.set("fold_first_layer", name.endswith(FOLD))
-    if cfg.model.vocab_size is None:
-        raise UserError("give --vocab-size: the data are made up, so no tokenizer says it")
+    cfg = variant_config(cfg, name)
+    assert cfg.model.vocab_size is not None
     # Drawing billions of weights on the host takes longer than the measurement.
     cfg.set("perform_initialization", False)
     trainer = build_trainer(cfg, runtime, run_vocabulary(cfg, cfg.model.vocab_size))
     with torch.no_grad():
         for model in trainer.models:
-            for parameter in model.parameters():
+            for name, parameter in model.named_parameters():
                 if parameter.dim() > 1:
                     parameter.normal_(std=0.02)
+                elif name.endswith("bias"):
+                    parameter.zero_()
     trainer.optimizer.reload_model_params()
     return trainer
 
@@ -186,12 +191,9 @@ def _measure_round(
             step()
         variant.parts.append(watch.seconds)
     if not variant.memory:
-        variant.memory = {
-            "parameters": holdings.parameter_bytes(trainer),
-            "gradients": holdings.gradient_bytes(trainer),
-            "optimizer": holdings.optimizer_bytes(trainer),
-            "activations": peak_bytes(trainer.runtime.device, step),
-        }
+        held = zip(("parameters", "gradients", "optimizer"), held_bytes(trainer), strict=True)
+        activations = peak_bytes(trainer.runtime.device, step)
+        variant.memory = dict(held, activations=activations)
 
 
 def made_up_batches(trainer: Trainer) -> Iterator[dict[str, Tensor]]:
@@ -219,12 +221,8 @@ def _wait_for_all(trainer: Trainer) -> None:
         dist.barrier()
 
 
-def _free(runtime: Runtime) -> None:
-    import gc
-
+def free(runtime: Runtime) -> None:
+    """Give back what a dropped trainer held; it is full of reference cycles."""
     gc.collect()
     if runtime.device.type == "cuda":
         torch.cuda.empty_cache()
-
-
-__all__ = ["FOLD", "PARTS", "Measurement", "Variant", "made_up_batches", "measure"]

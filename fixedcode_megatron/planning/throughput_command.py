@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config.sections import INPUT_INTERFACES
-from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.errors import TrainingError, UserError
+from fixedcode_megatron.planning.options import count, file_to_write
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -35,6 +36,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _run(options, _config(training_flags))
     except UserError as error:
         return report(error)
+    except TrainingError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     finally:
         run_time.shutdown()
 
@@ -50,9 +54,9 @@ def _parser() -> argparse.ArgumentParser:
         default=list(_DEFAULT),
         help=f"interfaces, +fold for first-layer folding [default: {' '.join(_DEFAULT)}]",
     )
-    add("--rounds", type=int, default=5, help="rounds [default: 5]")
-    add("--steps", type=int, default=5, help="timed steps a round and variant [default: 5]")
-    add("--warmup", type=int, default=2, help="steps before them [default: 2]")
+    add("--rounds", type=count, default=5, help="rounds [default: 5]")
+    add("--steps", type=count, default=5, help="timed steps a round and variant [default: 5]")
+    add("--warmup", type=count, default=2, help="steps before them [default: 2]")
     add("--rebuild", action="store_true", help="hold one variant at a time (large models)")
     add(
         "--clock",
@@ -60,8 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         default="wall",
         help="cpu: time of this process alone, for a shared machine without GPUs",
     )
-    add("--csv", type=Path, help="write every round here")
-    add("--plot", type=Path, help="draw the figure here (needs matplotlib)")
+    add("--csv", type=file_to_write, help="write every round here")
+    add("--plot", type=file_to_write, help="draw the figure here (needs matplotlib)")
     return parser
 
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from fixedcode_megatron.planning.throughput import PARTS, Measurement, Variant
+from fixedcode_megatron.planning.stopwatch import PARTS
+from fixedcode_megatron.planning.throughput import Measurement, Variant
 
 MIB = 2**20
 

@@ -17,6 +17,9 @@ from fixedcode_megatron.planning.parameters import chunk_parameters, count
 from fixedcode_megatron.planning.rank import RankShape
 from fixedcode_megatron.planning.states import buckets
 
+_BACKWARD = 2 / 3
+"""Of a micro-batch's time: its products are twice the forward pass's."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepTime:
@@ -87,8 +90,8 @@ class StepModel:
         layers = r.layers * r.chunks
         compute = layers * (forward + backward)
         # Stages wait for the slowest, which has the head; the input interface is on another.
-        head = self._head() if r.pp == 1 or r.has_head else 0.0
-        embed = self._input() if r.has_input or r.pp == 1 else 0.0
+        head = self._head() if r.has_head else 0.0
+        embed = self._input() if r.has_input else 0.0
         exposed = self._tensor_parallel(layers)
         ring = self._context_parallel(layers)
         messages = self._messages()
@@ -108,12 +111,11 @@ class StepModel:
 
     def _matmul(self, rows: int, inner: int, columns: int, *, fp8: bool = False) -> float:
         """Seconds of one product [rows, inner] x [inner, columns]."""
-        peak, share = self.gpu.flops, self.efficiency.matmul
-        if fp8 and self.gpu.flops_fp8 is not None:
-            peak, share = self.gpu.flops_fp8, self.efficiency.matmul_fp8
+        share = self.efficiency.matmul_fp8 if fp8 else self.efficiency.matmul
         size = self.rank.element_size
         moved = size * (rows * inner + inner * columns + rows * columns)
-        return 2 * rows * inner * columns / (peak * share) + self._memory(moved)
+        reached = self.gpu.peak(fp8=fp8) * share
+        return 2 * rows * inner * columns / reached + self._memory(moved)
 
     def _memory(self, num_bytes: float) -> float:
         return num_bytes / (self.gpu.bandwidth * self.efficiency.memory) + self.efficiency.kernel
@@ -133,7 +135,7 @@ class StepModel:
         seconds = sum(self._matmul(tokens, a, b, fp8=r.fp8) for a, b in products)
         # Half of the scores are masked and skipped; context parallelism sees the whole sequence.
         scores = 2 * tokens * r.sequence * r.cp * r.query
-        seconds += scores / (self.gpu.flops * self.efficiency.attention)
+        seconds += scores / (self.gpu.peak() * self.efficiency.attention)
         # Norms, rotation, activation, residuals: each kept byte is written and read about twice.
         seconds += self._memory(2 * kept_by_layer(r, fused=True)) + 8 * self.efficiency.kernel
         if r.fp8:  # casts of the inputs to 8 bits, twice (as they are and transposed)
@@ -141,16 +143,16 @@ class StepModel:
         return seconds
 
     def _attention_scores(self) -> float:
-        """Seconds of passing the scores through memory: mask, softmax, dropout and their copies."""
+        """Seconds of passing the scores through memory, forward."""
         r = self.rank
         scores = self._tokens() * r.sequence * r.heads
-        return self._memory(9 * scores * r.element_size)
+        return self._memory(self.efficiency.score_passes * scores * r.element_size)
 
     def _head(self) -> float:
         r, tokens = self.rank, self._tokens()
-        logits = tokens * r.vocabulary
         seconds = 3 * self._matmul(tokens, r.hidden, r.vocabulary)
-        return seconds + self._memory(22 * logits) + self._memory(8 * r.vocabulary * r.hidden)
+        seconds += self._memory(self.efficiency.logit_bytes * tokens * r.vocabulary)
+        return seconds + self._memory(8 * r.vocabulary * r.hidden)  # an FP32 gradient, added to
 
     def _input(self) -> float:
         """Writing the input; a table is read, too, and its gradient is sorted and added up."""
@@ -173,12 +175,14 @@ class StepModel:
         return one * (layers * (forward + 4) + 3 * r.has_head + learned)
 
     def _context_parallel(self, layers: int) -> float:
-        """Half of the exchange of keys and values around the ring is assumed to hide."""
+        """Seconds per micro-batch of the ring of keys and values, less what is assumed to hide."""
         r = self.rank
         if r.cp == 1:
             return 0.0
         keys_and_values = 2 * self._tokens() * r.key_value * r.element_size * r.cp
-        return 0.5 * 3 * layers * self._collective(keys_and_values, r.cp, spread=r.tp)
+        rounds = 3 * layers  # forward once, backward with the gradients
+        each = self._collective(keys_and_values, r.cp, spread=r.tp)
+        return self.efficiency.shown_ring * rounds * each
 
     def _messages(self) -> float:
         r = self.rank
@@ -188,7 +192,7 @@ class StepModel:
         inside = 2 * r.tp * r.cp * r.dp <= self.gpu.per_node
         bandwidth = self.gpu.link if inside else self.gpu.network
         each = size / (bandwidth * self.efficiency.link) + self.efficiency.latency
-        return 2 * r.chunks * each * (0.3 if r.chunks > 1 else 1.0)
+        return 2 * r.chunks * each * (self.efficiency.shown_messages if r.chunks > 1 else 1.0)
 
     def _data_parallel(self, microbatch: float) -> float:
         """Reduction of gradients and gathering of parameters, less what overlaps."""
@@ -197,15 +201,15 @@ class StepModel:
         spread = r.tp
         if not r.distributed_optimizer:
             gradients = 2 * self._collective(size * r.gradient_element_size, r.replicas, spread)
-            return max(0.0, gradients - r.overlap_gradients * microbatch * 2 / 3)
+            return max(0.0, gradients - r.overlap_gradients * microbatch * _BACKWARD)
         reduce = self._collective(size * r.gradient_element_size, r.replicas, spread)
         gather = self._collective(size * r.element_size, r.replicas, spread)
         # The last bucket's reduction and the first one's gathering always show.
         count_buckets = max(1, len(buckets(r)[0]))
         if r.overlap_gradients:
-            reduce = max(reduce / count_buckets, reduce - microbatch * 2 / 3)
+            reduce = max(reduce / count_buckets, reduce - microbatch * _BACKWARD)
         if r.overlap_parameters:
-            gather = max(gather / count_buckets, gather - microbatch / 3)
+            gather = max(gather / count_buckets, gather - microbatch * (1 - _BACKWARD))
         return reduce + gather
 
     def _collective(self, num_bytes: float, ranks: int, spread: int) -> float:

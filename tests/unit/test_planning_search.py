@@ -8,7 +8,7 @@ from fixedcode_megatron.config import parse_args
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.planning.command import main
 from fixedcode_megatron.planning.hardware import GIB, GPUS
-from fixedcode_megatron.planning.plan import make_plan, with_interface
+from fixedcode_megatron.planning.plan import flops_per_token, make_plan, with_interface
 from fixedcode_megatron.planning.published import PUBLISHED
 from fixedcode_megatron.planning.rank import rank_shape
 from fixedcode_megatron.planning.search import layouts, search
@@ -103,3 +103,28 @@ def test_command_writes_what_it_prints(tmp_path, capsys):
 def test_command_reports_mistakes_of_training_flags(capsys):
     assert main(["--config", "paper_b_1.7b", "--hiden-size", "8"]) == 2
     assert "--hiden-size: no such flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--top 0", "--top: 0: give a whole number of at least 1"),
+        ("--gpus 8 0", "--gpus: 0: give a whole number"),
+        ("--tokens nan", "--tokens: nan: give a number above 0"),
+        ("--price -1", "--price: -1: give a number above 0"),
+        ("--csv nowhere/plan.csv", "there is no folder nowhere"),
+    ],
+)
+def test_options_out_of_range_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit) as status:
+        main(["--config", "paper_b_1.7b", *flags.split()])
+    assert status.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_utilisation_is_of_the_peak_of_the_precision():
+    plan = make_plan(paper_b("--fp8-format", "hybrid", "--bf16"), GPUS["h100"], 1)
+    # NVIDIA's data sheet: 1,978.9 TFLOP/s dense in FP8.
+    flops = plan.tokens_per_second * flops_per_token(plan.cfg)
+    assert plan.mfu == pytest.approx(flops / 1978.9e12, rel=1e-3)
+    with pytest.raises(UserError, match="--gpu a100 has no FP8 units"):
+        make_plan(plan.cfg, GPUS["a100"], 1)

@@ -4,10 +4,12 @@ import csv
 
 import pytest
 
+from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.planning.stopwatch import PARTS, Stopwatch
 from fixedcode_megatron.planning.throughput import Measurement, Variant
-from fixedcode_megatron.planning.throughput_command import main
+from fixedcode_megatron.planning.throughput_command import _config, _parser, main
 from fixedcode_megatron.planning.throughput_report import draw, table, write_csv
+from fixedcode_megatron.planning.variants import check_variants
 
 
 def measurement():
@@ -75,3 +77,33 @@ def test_stopwatch_gives_each_part_the_time_before_its_mark():
 def test_unknown_variants_are_refused(capsys):
     assert main(["--variants", "binary", "gf3"]) == 2
     assert "--variants gf3: unknown; use learned, binary" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--rounds 0", "--rounds: 0: give a whole number of at least 1"),
+        ("--steps -2", "--steps: -2: give a whole number"),
+        ("--csv nowhere/t.csv", "there is no folder nowhere"),
+    ],
+)
+def test_options_that_measure_nothing_are_refused(flags, message, capsys):
+    with pytest.raises(SystemExit) as status:
+        main(flags.split())
+    assert status.value.code == 2 and message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--vocab-size 1024 --variants binary lowdim+fold", "--variants lowdim+fold: --fold-first"),
+        ("--vocab-size 1024 --variants binary+fold --hidden-dropout 0.1", "leave binary+fold out"),
+        ("--tokenizer-model unused --variants binary", "give --vocab-size"),
+    ],
+)
+def test_variants_that_cannot_be_built_are_refused_before_any_is_measured(flags, message):
+    shape = "--num-layers 1 --hidden-size 40 --num-attention-heads 2 --seq-length 16 "
+    shape += "--micro-batch-size 1 --global-batch-size 1 --transformer-impl local "
+    options, training = _parser().parse_known_args((shape + flags).split())
+    with pytest.raises(UserError, match=message.replace("+", r"\+")):
+        check_variants(_config(training), options.variants)
