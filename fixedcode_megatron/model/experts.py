@@ -6,9 +6,20 @@ router chose for them, and back. The experts are ordinary MLPs, one after the ot
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def has_experts(config: TransformerConfig, layer: int) -> bool:
+    """Whether a layer (counted from 0) is a mixture of experts, by `--moe-layer-freq`."""
+    if config.num_moe_experts is None:
+        return False
+    every = config.moe_layer_freq
+    return layer % every == 0 if isinstance(every, int) else bool(every[layer])
 
 
 def install_fixes() -> None:

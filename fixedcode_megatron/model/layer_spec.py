@@ -17,7 +17,7 @@ from megatron.core.transformer.transformer_block import (
 from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 
-from fixedcode_megatron.model.experts import install_fixes
+from fixedcode_megatron.model.experts import has_experts, install_fixes
 from fixedcode_megatron.model.folding import FoldedLayerNormColumnParallelLinear
 from fixedcode_megatron.model.layers import CoreAttention, LayerNormColumnParallelLinear, Norm
 
@@ -59,14 +59,6 @@ def block_spec(
             linear_qkv=FoldedLayerNormColumnParallelLinear,
         )
     return TransformerBlockSubmodules(layer_specs=layers, layer_norm=final_norm)
-
-
-def has_experts(config: TransformerConfig, layer: int) -> bool:
-    """Whether a layer (counted from 0) is a mixture of experts, by `--moe-layer-freq`."""
-    if config.num_moe_experts is None:
-        return False
-    every = config.moe_layer_freq
-    return layer % every == 0 if isinstance(every, int) else bool(every[layer])
 
 
 def _transformer_engine_layer(config: TransformerConfig, *, experts: bool) -> ModuleSpec:

@@ -94,7 +94,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_x = torch.empty_like(x) if wants_gradient else None
         grad_weight = None  # transposed, [h, V / tp], in FP32
         total = torch.zeros((), dtype=torch.float32, device=x.device)
-        for part in _chunks(len(x), rows):
+        for part in chunks(len(x), rows):
             logits = _linear(x[part], weight).float()
             label, share = own[part, None], here[part, None]
             target = torch.where(share, logits.gather(1, label), 0)[:, 0]
@@ -131,7 +131,7 @@ def _linear(x: Tensor, weight: Tensor) -> Tensor:
     return torch.mm(x, weight.t())
 
 
-def _chunks(tokens: int, rows: int) -> list[slice]:
+def chunks(tokens: int, rows: int) -> list[slice]:
     """Equal parts of the tokens whose logits are at most `_CHUNK_ELEMENTS` each."""
     count = max(1, -(-tokens * rows // _CHUNK_ELEMENTS))
     size = max(1, -(-tokens // count))

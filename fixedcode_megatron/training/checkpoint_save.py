@@ -24,6 +24,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training import checkpoint_files as files
 from fixedcode_megatron.training import checkpoint_integrity, checkpoint_state, checkpoint_writer
+from fixedcode_megatron.training.agreement import one_rank_decides
 from fixedcode_megatron.training.checkpoint_writer import BackgroundWriter
 from fixedcode_megatron.training.trainer import Trainer
 
@@ -115,7 +116,7 @@ class CheckpointSaver:
     def _start(self, iteration: int) -> Any:
         """Plan the checkpoint; returns megatron-core's request to write it."""
         root = Path(self._options.save or "")
-        _on_first_rank(lambda: files.prepare(root, iteration))
+        one_rank_decides(lambda: files.prepare(root, iteration), error=OSError)
         with self._trainer.parameters_gathered():
             state = checkpoint_state.sharded_state(
                 self._trainer,
@@ -150,7 +151,7 @@ class CheckpointSaver:
                 newest=iteration,
             )
 
-        _on_first_rank(publish)
+        one_rank_decides(publish, error=OSError)
 
     @contextmanager
     def _told_why(self, iteration: int) -> Iterator[None]:
@@ -159,20 +160,6 @@ class CheckpointSaver:
         except (OSError, CheckpointException, CheckpointingException) as error:
             message = _why_not_saved(Path(self._options.save or ""), iteration, error)
             raise UserError(message) from error
-
-
-def _on_first_rank(work: Any) -> None:
-    """Do `work` on rank 0; its OSError is raised on every rank."""
-    outcome: list[str | None] = [None]
-    failure = None
-    if dist.get_rank() == 0:
-        try:
-            work()
-        except OSError as error:
-            failure, outcome[0] = error, str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[0] is not None:
-        raise failure or OSError(outcome[0])
 
 
 def _strategy() -> FullyParallelSaveStrategyWrapper:

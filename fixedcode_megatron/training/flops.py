@@ -12,6 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.model.experts import has_experts
+
 if TYPE_CHECKING:
     from megatron.core.transformer.transformer_config import TransformerConfig
 
@@ -75,14 +77,11 @@ def model_shape(config: TransformerConfig, *, vocab_size: int, seq_length: int) 
 
 def _mixture(config: TransformerConfig) -> dict[str, int]:
     """The fields of `ModelShape` that describe a mixture of experts."""
-    experts = config.num_moe_experts
-    if not experts:
+    if not config.num_moe_experts:
         return {}
-    freq = config.moe_layer_freq
-    pattern = freq if isinstance(freq, list) else [i % freq == 0 for i in range(config.num_layers)]
     return dict(
-        num_moe_layers=sum(map(bool, pattern)),
-        num_experts=experts,
+        num_moe_layers=sum(has_experts(config, layer) for layer in range(config.num_layers)),
+        num_experts=config.num_moe_experts,
         experts_per_token=config.moe_router_topk,
         expert_ffn_hidden_size=config.moe_ffn_hidden_size or config.ffn_hidden_size,
         shared_expert_ffn_hidden_size=config.moe_shared_expert_intermediate_size or 0,

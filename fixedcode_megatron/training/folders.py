@@ -15,6 +15,7 @@ from megatron.core.tensor_parallel import param_is_not_tensor_parallel_duplicate
 from megatron.core.transformer.module import param_is_not_shared
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.memory import moment_bytes
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
@@ -38,14 +39,15 @@ def check_folders(cfg: RunConfig) -> None:
     if rank == last:
         folders += [("--run-dir", cfg.logging.run_dir)]
         folders += [("--tensorboard-dir", cfg.logging.tensorboard_dir)]
-    problems = [text for flag, path in folders if path and (text := _problem(flag, Path(path)))]
+    problems = [text for flag, path in folders if path and (text := unwritable(flag, Path(path)))]
     found: list[Any] = [None] * (last + 1)
     dist.all_gather_object(found, problems)
     if any(found):
         raise UserError("; ".join(text for texts in found for text in texts))
 
 
-def _problem(flag: str, folder: Path) -> str | None:
+def unwritable(flag: str, folder: Path) -> str | None:
+    """Why no file can be written to a folder, which is made if it is not there; None if one can."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as probe:
@@ -99,7 +101,7 @@ def checkpoint_bytes(trainer: Trainer) -> int:
     an_element = 2 if sixteen_bit else 4
     if not cfg.checkpoint.no_save_optim:
         main = sixteen_bit or cfg.ddp.use_distributed_optimizer
-        an_element += (4 if main else 0) + {"adam": 8, "sgd": 4}.get(cfg.optimizer.optimizer, 8)
+        an_element += (4 if main else 0) + moment_bytes(cfg.optimizer.optimizer)
     return an_element * number_of_parameters(trainer)
 
 

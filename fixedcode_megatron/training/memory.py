@@ -56,6 +56,14 @@ class MemoryUse:
         return peak, max(0, peak - held)
 
 
+def moment_bytes(optimizer: str) -> int:
+    """Bytes of an optimizer's FP32 moments for an element of a parameter that Adam or SGD updates.
+
+    What Muon updates itself has one moment, the rest of its model Adam's two.
+    """
+    return 4 if optimizer == "sgd" else 8
+
+
 def held_bytes(trainer: Trainer) -> list[int]:
     """Bytes of parameters, gradients and optimizer state on this rank."""
     seen: set[int] = set()
@@ -87,11 +95,12 @@ def _new_bytes(tensors: Iterable[Tensor | None], seen: set[int]) -> int:
             continue
         try:
             storage = tensor.untyped_storage()
-            place = storage.data_ptr()
+            if storage.device.type != "meta":  # a rehearsal's have no data, and say 0
+                storage.data_ptr()
         except (NotImplementedError, RuntimeError):  # an FP8 weight of Transformer Engine's
             total += tensor.numel()
             continue
-        if place not in seen:
-            seen.add(place)
+        if storage._cdata not in seen:
+            seen.add(storage._cdata)
             total += storage.nbytes()
     return total

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fixedcode_megatron.config.sections import FIXED_INTERFACES
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.agreement import one_rank_decides
 from fixedcode_megatron.training.checkpoint_files import write_atomically
 from fixedcode_megatron.training.gradient_norms import PARTS
 from fixedcode_megatron.training.log_line import log_line, print_line
@@ -109,19 +110,15 @@ class MetricsLogger:
         self._wandb: Any = None
         self._memory = MemoryUse(trainer)
         self._monitor = open_monitor(trainer.runtime.device, trainer.runtime.world_size)
-        failure: list[str | None] = [None]
-        if trainer.is_logging_rank:
-            try:
-                self._open(run_dir)
-            except UserError as error:
-                failure = [str(error)]
-            except OSError as error:
-                failure = [f"--run-dir {run_dir} cannot be written to: {error}"]
-        dist.broadcast_object_list(failure, src=trainer.runtime.world_size - 1)
-        if failure[0] is not None:
-            raise UserError(failure[0])
+        one_rank_decides(lambda: self._open(run_dir), rank=trainer.logging_rank)
 
     def _open(self, run_dir: Path) -> None:
+        try:
+            self._open_all(run_dir)
+        except OSError as error:
+            raise UserError(f"--run-dir {run_dir} cannot be written to: {error}") from error
+
+    def _open_all(self, run_dir: Path) -> None:
         cfg, iteration = self._trainer.cfg, self._trainer.state.iteration
         # An evaluation of an earlier checkpoint takes nothing back.
         continue_from = None if cfg.training.skip_train else iteration
@@ -179,7 +176,7 @@ class MetricsLogger:
         tokens = interval.samples * trainer.cfg.model.seq_length
         tokens_per_second = tokens / interval.iterations / seconds
         flops = tokens_per_second * trainer.shape.flops_per_token / world_size
-        peak = peak_flops(trainer.runtime.device_name, _precision(trainer))
+        peak = peak_flops(trainer.runtime.device_name, precision(trainer))
         return {
             "consumed samples": state.consumed_samples,
             "consumed tokens": state.consumed_tokens,
@@ -227,7 +224,7 @@ def learning_rate(optimizer: Any) -> float:
     return float(next((g for g in groups if g.get("default_config", True)), groups[0])["lr"])
 
 
-def _precision(trainer: Trainer) -> str | None:
+def precision(trainer: Trainer) -> str | None:
     """Which of the device's peaks the matrix products of the layers are measured against."""
     if trainer.config.fp8:
         return FP8

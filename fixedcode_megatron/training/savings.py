@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 from megatron.core import parallel_state
 
+from fixedcode_megatron.training.memory import moment_bytes
+
 if TYPE_CHECKING:
     from fixedcode_megatron.training.trainer import Trainer
 
@@ -72,8 +74,7 @@ def savings(trainer: Trainer) -> Savings | None:
     sixteen_bit = config.bf16 or config.fp16
     weight = 2 if sixteen_bit else 4
     gradient = 4 if cfg.ddp.grad_reduce_in_fp32 or not sixteen_bit else 2
-    moments = 4 if cfg.optimizer.optimizer == "sgd" else 8  # muon leaves a table to adam
-    moments += 4 if sixteen_bit else 0
+    moments = moment_bytes(cfg.optimizer.optimizer) + (4 if sixteen_bit else 0)
     shared = cfg.ddp.use_distributed_optimizer
     calls, size = _tensor_parallel(trainer, weight)
     return Savings(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
-
-import torch.distributed as dist
+from typing import TYPE_CHECKING
 
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.agreement import one_rank_decides
 from fixedcode_megatron.training.checkpoint_choice import RELEASE, find_checkpoint
 from fixedcode_megatron.training.checkpoint_files import is_whole, whole_iterations
+from fixedcode_megatron.training.folders import unwritable
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,24 +39,8 @@ def checkpoint_to_load(cfg: RunConfig) -> Source | None:
         If `--load` or `--pretrained-checkpoint` holds none, or `--save` cannot be written to or
         holds another run.
     """
-    return first_rank_decides(lambda: _decide(cfg))
-
-
-def first_rank_decides(work: Callable[[], T]) -> T:
-    """Run `work` on rank 0 alone, for file systems may show ranks different things for a while.
-
-    Its result, or its `UserError`, is that of every rank.
-    """
-    outcome: list[T | str | None] = [None, None]
-    if dist.get_rank() == 0:
-        try:
-            outcome[0] = work()
-        except UserError as error:
-            outcome[1] = str(error)
-    dist.broadcast_object_list(outcome, src=0)
-    if outcome[1] is not None:
-        raise UserError(str(outcome[1]))
-    return outcome[0]  # type: ignore[return-value]
+    # File systems may show ranks different things for a while.
+    return one_rank_decides(lambda: _decide(cfg))
 
 
 def _decide(cfg: RunConfig) -> Source | None:
@@ -87,7 +67,8 @@ def _decide(cfg: RunConfig) -> Source | None:
     if save is not None:
         if not same:
             _refuse_another_runs_folder(save)
-        _refuse_unwritable(save)
+        if problem := unwritable("--save", save):
+            raise UserError(problem)
     return source
 
 
@@ -132,13 +113,3 @@ def _refuse_another_runs_folder(save: Path) -> None:
             f"would mix with its own: go on from them with --load {save} (without --finetune), or "
             "name another folder"
         )
-
-
-def _refuse_unwritable(save: Path) -> None:
-    """Find out now, not after the hours until the first checkpoint."""
-    try:
-        save.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=save) as probe:
-            probe.write(b"\0" * 4096)
-    except OSError as error:
-        raise UserError(f"--save {save} cannot be written to: {error}") from error

@@ -91,9 +91,14 @@ class Trainer:
         return training.global_batch_size // (training.micro_batch_size * copies)
 
     @property
+    def logging_rank(self) -> int:
+        """The rank that writes logs: the last one, which holds the loss."""
+        return self.runtime.world_size - 1
+
+    @property
     def is_logging_rank(self) -> bool:
-        """Whether this rank writes logs: the last one, which holds the loss."""
-        return self.runtime.rank == self.runtime.world_size - 1
+        """Whether this rank writes logs."""
+        return self.runtime.rank == self.logging_rank
 
     @contextlib.contextmanager
     def parameters_gathered(self) -> Iterator[None]:

@@ -55,6 +55,25 @@ def gradients(argv: list[str], num_microbatches: int = 2) -> dict[str, torch.Ten
     return {name: parameter.main_grad.clone() for name, parameter in named}
 
 
+def one_update(argv: list[str]) -> tuple[Any, dict[str, torch.Tensor], float]:
+    """Do an iteration; returns the trainer, the weights before it, and the norm it reported."""
+    from fixedcode_megatron.training.step import train_step
+
+    trainer = _trainer(argv)
+    named = trainer.models[0].module.named_parameters()
+    before = {name: weight.detach().clone() for name, weight in named}
+    trainer.set_batch_size()
+    result = train_step(trainer, [random_batches(trainer)])
+    assert result.updated
+    return trainer, before, result.grad_norm or 0.0
+
+
+def weights_of(trainer: Any) -> dict[str, torch.Tensor]:
+    """This rank's weights by name."""
+    named = trainer.models[0].module.named_parameters()
+    return {name: weight.detach() for name, weight in named}
+
+
 def embedding_output(argv: list[str], ids: list[list[int]]) -> torch.Tensor:
     """What the input interface makes of ids [b, s] on this rank."""
     trainer = _trainer(argv)

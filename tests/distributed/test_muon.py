@@ -46,21 +46,14 @@ SIMPLE = [(3.4445, -4.7750, 2.0315)] * 3
 
 def one_update(argv: list[str]) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any], float]:
     """Weights before and after an iteration, what the optimizer keeps of each, gradient norm."""
-    from fixedcode_megatron.training.step import train_step
-
-    trainer: Any = cases._trainer(argv)
-    named = dict(trainer.models[0].module.named_parameters())
-    before = {name: weight.detach().clone() for name, weight in named.items()}
-    trainer.set_batch_size()
-    result = train_step(trainer, [cases.random_batches(trainer)])
-    assert result.updated
-    kept = {}
-    for part in trainer.optimizer.chained_optimizers:
-        for name, weight in named.items():
-            if weight in part.optimizer.state:
-                kept[name] = dict(part.optimizer.state[weight])
-    after = {name: weight.detach() for name, weight in named.items()}
-    return before, after, kept, result.grad_norm or 0.0
+    trainer, before, norm = cases.one_update(argv)
+    kept = {
+        name: dict(part.optimizer.state[weight])
+        for part in trainer.optimizer.chained_optimizers
+        for name, weight in trainer.models[0].module.named_parameters()
+        if weight in part.optimizer.state
+    }
+    return before, cases.weights_of(trainer), kept, norm
 
 
 def orthogonalized(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -19,15 +18,8 @@ MODEL = "--normalization LayerNorm --add-bias-linear --global-batch-size 4 --lr-
 
 def one_update(argv: list[str]) -> tuple[Tensors, Tensors, float]:
     """The weights of a rank before and after an iteration, and the gradient norm it reported."""
-    from fixedcode_megatron.training.step import train_step
-
-    trainer: Any = cases._trainer(argv)
-    named = dict(trainer.models[0].module.named_parameters())
-    before = {name: weight.detach().clone() for name, weight in named.items()}
-    trainer.set_batch_size()
-    result = train_step(trainer, [cases.random_batches(trainer)])
-    assert result.updated
-    return before, {name: weight.detach() for name, weight in named.items()}, result.grad_norm or 0
+    trainer, before, norm = cases.one_update(argv)
+    return before, cases.weights_of(trainer), norm
 
 
 def adamw(weight: torch.Tensor, grad: torch.Tensor, decay: float) -> torch.Tensor:
