@@ -16,7 +16,6 @@ import csv
 import datetime
 import multiprocessing
 import os
-import platform
 import resource
 import statistics
 import sys
@@ -29,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from sample_index import device
 
 from fixedcode_megatron.cpu_platform import keep_allocated_memory
 
@@ -153,7 +153,7 @@ def _ours(name: str, options: argparse.Namespace, prefix: Path) -> Step:
     started = runtime.initialize(cfg)
     trainer = build_trainer(cfg, started, run_vocabulary(cfg, options.vocab_size))
     tokenizer = pretrain.load_tokenizer(cfg)
-    feeds = pretrain._build_feeds(cfg, tokenizer, options.vocab_size)
+    feeds = pretrain.build_feeds(cfg, tokenizer, options.vocab_size)
     assert feeds.train is not None
     trainer.set_batch_size()
     iterators = feeds.train.iterators(0)
@@ -214,7 +214,7 @@ def _write_csv(rows: list[dict[str, Any]], options: argparse.Namespace) -> None:
 
     common = {
         "date": datetime.date.today().isoformat(),
-        "device": platform.processor() or platform.machine(),
+        "device": device(),
         "threads": options.threads,
         "dtype": options.dtype,
         "torch": torch.__version__,
