@@ -16,6 +16,9 @@ TE_DIR := $(VENV)/transformer-engine-$(TE)
 # name of `typing`. Not on the path of other tests: megatron-core would import it everywhere.
 EO := 0.3.0
 EO_DIR := $(VENV)/emerging-optimizers-$(EO)
+# torchtitan, whose training loop takes the input interface in one test; what else it needs is in .venv.
+TT := 0.3.0
+TT_DIR := $(VENV)/torchtitan-$(TT)
 MCORE_TESTS := tests/transformer_engine tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
 MUON_TESTS := tests/distributed/test_muon.py
 
@@ -50,6 +53,11 @@ $(EO_DIR)/.ready: $(VENV)/.ready
 	    emerging-optimizers==$(EO)
 	@touch $@
 
+$(TT_DIR)/.ready: $(VENV)/.ready
+	$(PIP) install --quiet --no-deps --upgrade --target $(TT_DIR) torchtitan==$(TT) \
+	    spmd_types==0.2.3 torchdata==0.11.0 tyro==1.0.17 docstring-parser==0.18.0
+	@touch $@
+
 quickstart: setup
 	$(BIN)/python tools/quickstart.py
 
@@ -60,12 +68,12 @@ lint: setup
 	$(BIN)/shellcheck .ci/run $$(git ls-files '*.sh' '*.sbatch')
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint Dockerfile; fi
 
-test: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready $(EO_DIR)/.ready
+test: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready $(EO_DIR)/.ready $(TT_DIR)/.ready
 	$(BIN)/python -m pytest -m 'not slow'
 	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest -m 'not slow' -k 'not gf2' $(MCORE_TESTS)
 	PYTHONPATH=$(MCORE_NEXT_DIR):$(EO_DIR) $(BIN)/python -m pytest -m 'not slow' $(MUON_TESTS)
 
-test-full: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready $(EO_DIR)/.ready
+test-full: lint $(MCORE_NEXT_DIR)/.ready $(TE_DIR)/.ready $(EO_DIR)/.ready $(TT_DIR)/.ready
 	$(BIN)/python -m pytest
 	PYTHONPATH=$(MCORE_NEXT_DIR) $(BIN)/python -m pytest $(MCORE_TESTS)
 	PYTHONPATH=$(MCORE_NEXT_DIR):$(EO_DIR) $(BIN)/python -m pytest $(MUON_TESTS)
