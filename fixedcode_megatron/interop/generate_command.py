@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import torch
-
-from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.interop.command import run
+from fixedcode_megatron.interop.command import check_device, run
 
 if TYPE_CHECKING:
     from fixedcode_megatron.interop.models import LoadedModel
@@ -31,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _generate(options: argparse.Namespace) -> None:
     from fixedcode_megatron.interop.models import load_model
 
-    _check_device(options.device)
+    check_device(options.device)
     loaded = load_model(
         Path(options.load),
         step=options.ckpt_step,
@@ -44,15 +41,6 @@ def _generate(options: argparse.Namespace) -> None:
         return
     while line := _next_line():
         _continue(loaded, [line], options)
-
-
-def _check_device(name: str) -> None:
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError(f"--device {name}: torch sees no CUDA device; use --device cpu")
-    try:
-        torch.zeros(1, device=name).tolist()
-    except (RuntimeError, AssertionError) as error:  # no such kind, or none of it here
-        raise UserError(f"--device {name}: torch cannot use it; use cpu or cuda") from error
 
 
 def _next_line() -> str | None:

@@ -20,6 +20,7 @@ LogitsFn = Callable[[torch.Tensor], torch.Tensor]
 Prompts = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
 NextLogits = Callable[[list[int], list[list[int]]], torch.Tensor]
 OnToken = Callable[[int, int], None]
+IsComplete = Callable[[list[int]], bool]
 
 
 @torch.no_grad()
@@ -109,6 +110,7 @@ def continue_texts(
     eod: int | Collection[int] | None = None,
     max_context: int | None = None,
     on_token: OnToken | None = None,
+    is_complete: IsComplete | None = None,
 ) -> list[list[int]]:
     """As `generate`, of prompts that are lists of ids.
 
@@ -120,6 +122,8 @@ def continue_texts(
         or, at `max_context`, moves by one.
     on_token : callable, optional
         Told number of the prompt and id of each new token, as soon as it is drawn.
+    is_complete : callable, optional
+        Asked with the new ids of a prompt after each of them; True ends its text.
     """
     _check_options(max_new_tokens, vocab_size, temperature, top_k, top_p, max_context)
     _check_prompts(prompts, vocab_size)
@@ -140,6 +144,8 @@ def continue_texts(
                 texts[row].append(token)
                 if on_token is not None:
                     on_token(row, token)
+                if is_complete is not None and is_complete(texts[row][lengths[row] :]):
+                    active.remove(row)
     return [text[length:] for text, length in zip(texts, lengths, strict=True)]
 
 

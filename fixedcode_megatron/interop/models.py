@@ -13,6 +13,7 @@ from fixedcode_megatron.data.run_tokenizer import check_fingerprint, run_tokeniz
 from fixedcode_megatron.data.tokenizers import NullTokenizer, Tokenizer
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.hf_folder import RECORD, read_json
+from fixedcode_megatron.interop.tensor_parallel import Share, connect
 
 
 @dataclass(frozen=True)
@@ -43,15 +44,26 @@ def load_model(
     tokenizer_model: str | None = None,
     device: str = "cpu",
     trust_remote_code: bool = False,
+    share: Share | None = None,
 ) -> LoadedModel:
     """Load a folder of checkpoints, one checkpoint, or a Hugging Face folder.
+
+    Parameters
+    ----------
+    share
+        What this rank has of the model, where the ranks of the default process group share it:
+        every rank then calls the model with the same arguments.
 
     Raises
     ------
     UserError
         If there is none, it is damaged, or its model is one that only Megatron runs.
     """
-    if (path / "config.json").is_file():
+    if is_folder(path):
+        if share is not None:
+            raise UserError(
+                f"--load {path}: a Hugging Face folder takes one process, without torchrun"
+            )
         if step is not None:
             raise UserError(
                 f"--ckpt-step {step}: --load {path} is a Hugging Face folder, without iterations"
@@ -59,7 +71,12 @@ def load_model(
         return _from_folder(path, tokenizer_model, device, trust_remote_code)
     if trust_remote_code:
         raise UserError(f"--trust-remote-code: --load {path} holds no code, only weights")
-    return _from_checkpoint(path, step, tokenizer_model, device)
+    return _from_checkpoint(path, step, tokenizer_model, device, share)
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is a Hugging Face folder."""
+    return (path / "config.json").is_file()
 
 
 def _from_folder(
@@ -103,7 +120,7 @@ def _model_of_folder(folder: Path, trust_remote_code: bool) -> Any:
 
 
 def _from_checkpoint(
-    root: Path, step: int | None, tokenizer_model: str | None, device: str
+    root: Path, step: int | None, tokenizer_model: str | None, device: str, share: Share | None
 ) -> LoadedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -115,17 +132,22 @@ def _from_checkpoint(
     a, saved = source.architecture, source.common["config"]
     form = form_of("plain" if a.tied_head else "table-free", a)
     settings = {k: v for k, v in form.config.items() if k not in ("architectures", "auto_map")}
+    share = share or Share(0, 1)
     if a.tied_head:
+        if share.size > 1:
+            raise UserError(f"--load {root}: its tied head takes one process, without torchrun")
         model = AutoModelForCausalLM.from_config(
             AutoConfig.for_model(**settings), dtype=source.dtype
         )
     else:
         settings.pop("model_type")
-        model = FixedCodeForCausalLM(FixedCodeConfig(**settings)).to(source.dtype)
+        model = FixedCodeForCausalLM(FixedCodeConfig(**share.settings(settings))).to(source.dtype)
     places = dict(model.named_parameters())
     with torch.no_grad():
         for name, tensor in exported_tensors(source, form):
-            places.pop(name).copy_(tensor)
+            places.pop(name).copy_(share.of(name, tensor, gated=a.gated))
+    if share.size > 1:
+        connect(model)
     assert not places, f"weights without a value: {sorted(places)}"
     tokenizer = run_tokenizer(saved, tokenizer_model, source.common["tokenizer_fingerprint"])
     return LoadedModel(

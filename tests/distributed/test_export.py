@@ -126,6 +126,8 @@ def exported(saved, tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 @torch.no_grad()
 def test_both_forms_compute_our_logits(saved, exported, ids, name):
+    """Case 49: with half of each head rotated on another base and grouped queries, too. Case 50: no
+    weight is missing or left over, and no head is tied."""
     folder, expected = saved[name]
     assert expected.std() > 0.1
     inputs = {}
