@@ -68,3 +68,19 @@ def import_all(folders: dict[str, str]) -> None:
 
     for source, target in folders.items():
         import_folder(Path(source), Path(target))
+
+
+def save_and_import(argv: list[str], folders: dict[str, str]) -> None:
+    """One checkpoint of random weights, and those of Hugging Face folders."""
+    save_random({"": argv}, None)
+    import_all(folders)
+
+
+def evaluate(argv: list[str], home: str) -> int:
+    """tools/evaluate_model.py on this rank, with the libraries' own files under `home`."""
+    import os
+
+    os.environ |= {"HF_HOME": home, "HF_HUB_OFFLINE": "1"}
+    from fixedcode_megatron.evaluation.command import main
+
+    return main(argv)

@@ -1,0 +1,1 @@
+"""Trained models on the tasks of EleutherAI's lm-evaluation-harness."""
