@@ -25,6 +25,8 @@ from megatron.core.tensor_parallel.mappings import (
 )
 from torch import Tensor
 
+from fixedcode_megatron.cpu_operations import multiply
+
 _CHUNK_ELEMENTS = 2**26
 """Logits held at a time, on each tensor-parallel rank: 256 MiB in FP32."""
 
@@ -95,10 +97,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_weight = None  # transposed, [h, V / tp], in FP32
         total = torch.zeros((), dtype=torch.float32, device=x.device)
         for part in chunks(len(x), rows):
-            logits = _linear(x[part], weight).float()
+            logits = multiply(x[part], weight).float()
             label, share = own[part, None], here[part, None]
             target = torch.where(share, logits.gather(1, label), 0)[:, 0]
-            lse, probabilities = _log_sum_exp_and_softmax(logits)
+            lse, probabilities = _softmax_(logits), logits
             if group.size() > 1:
                 factor, lse, target = _over_all_ranks(lse, target, group)
                 probabilities.mul_(factor[:, None])
@@ -107,8 +109,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 continue
             difference = probabilities.scatter_add_(1, label, -share.float()).to(x.dtype)
             scale = mask[part, None]
-            grad_x[part] = _linear(difference, weight.t()).mul_(scale)
-            product = _linear((x[part] * scale).to(x.dtype).t(), difference.t())
+            grad_x[part] = multiply(difference, weight.t()).mul_(scale)
+            product = multiply((x[part] * scale).to(x.dtype).t(), difference.t())
             grad_weight = product.float() if grad_weight is None else grad_weight.add_(product)
         if grad_x is not None:
             ctx.save_for_backward(grad_x, grad_weight)
@@ -123,14 +125,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grad_x.mul_(grad_loss), grad_weight, None, None, None, None
 
 
-def _linear(x: Tensor, weight: Tensor) -> Tensor:
-    """x weight^T. On CPUs oneDNN multiplies matrices of this shape faster than torch.mm in FP32."""
-    if x.device.type == "cpu" and x.dtype == torch.float32 and torch.backends.mkldnn.is_available():
-        result: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
-        return result
-    return torch.mm(x, weight.t())
-
-
 def chunks(tokens: int, rows: int) -> list[slice]:
     """Equal parts of the tokens whose logits are at most `_CHUNK_ELEMENTS` each."""
     count = max(1, -(-tokens * rows // _CHUNK_ELEMENTS))
@@ -138,15 +132,19 @@ def chunks(tokens: int, rows: int) -> list[slice]:
     return [slice(start, min(start + size, tokens)) for start in range(0, tokens, size)]
 
 
-def _log_sum_exp_and_softmax(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Both along the last dimension of FP32 `logits`, which are overwritten.
+def _softmax_(logits: Tensor) -> Tensor:
+    """Overwrite FP32 `logits` [n, V] with their softmax; returns their log-sum-exp [n].
 
-    The largest probability is at least 1 / (number of logits), so that its logarithm is exact
-    enough to tell the sum: one pass less over memory than torch.logsumexp.
+    The largest probability is at least 1 / V, so that its logarithm is exact enough to tell the
+    sum: one pass less over memory than torch.logsumexp. A few rows at a time stay in a CPU's cache
+    from one pass to the next.
     """
-    largest = logits.amax(-1)
-    probabilities = torch.softmax(logits, -1, out=logits)
-    return largest - probabilities.amax(-1).log_(), probabilities
+    sums = []
+    for rows in logits.split(32) if logits.device.type == "cpu" else (logits,):
+        largest = rows.amax(-1)
+        torch.softmax(rows, -1, out=rows)
+        sums.append(largest - rows.amax(-1).log_())
+    return torch.cat(sums)
 
 
 def _over_all_ranks(

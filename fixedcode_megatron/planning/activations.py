@@ -1,7 +1,7 @@
 """Memory of activations: what the forward pass keeps for the backward pass, and its temporaries.
 
 The terms follow the torch-native layers tensor by tensor. `fused` is what GPUs do: norms keep their
-input alone. On CPUs RMSNorm also keeps its intermediate results.
+input alone. On CPUs RMSNorm of BF16 also keeps its intermediate results.
 """
 
 from __future__ import annotations
@@ -58,13 +58,12 @@ def kept_by_layer(rank: RankShape, *, fused: bool) -> int:
 
 
 def _norm(rank: RankShape, *, fused: bool) -> int:
-    """A norm's input and output; plain RMSNorm computes in FP32 and keeps what it computed."""
+    """A norm's input and output; torch's RMSNorm of BF16 keeps what it computed in FP32, too."""
     one = layer_input(rank)
     statistics = 4 * rank.sequence * rank.batch // rank.sequence_shards
-    if fused or rank.layer_norm:
+    if fused or rank.layer_norm or rank.element_size == 4:
         return 2 * one + statistics * (2 if rank.layer_norm else 1)
-    wide = one * 4 // rank.element_size
-    return 2 * wide + one + statistics
+    return 5 * one + statistics
 
 
 def _input(rank: RankShape) -> int:
