@@ -259,7 +259,7 @@ def test_a_llama_from_elsewhere_comes_in(ids, tmp_path, tied):
 def test_the_model_card_and_what_else_lies_in_the_folder(saved, tmp_path):
     """9 columns of the low-dimensional table are trained, not the width of it."""
     folder = saved["lowdim"][0]
-    rows = [("validation", 0, 2.5, 12.18), ("validation", 5, 1.0, 2.72), ("train", 0, 3.0, 20.0)]
+    rows = [("validation", 0, 2.5, None), ("validation", 5, 1.0, 2.72), ("train", 0, 3.0, 20.0)]
     names = ("kind", "iteration", "lm loss", "lm loss PPL")
     lines = [json.dumps(dict(zip(names, row, strict=True))) for row in rows]
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -285,6 +285,7 @@ def test_the_model_card_and_what_else_lies_in_the_folder(saved, tmp_path):
     for card in cards.values():
         assert f"| trained parameters | {total:,} |" in card
         assert "| validation lm loss | 2.5 |" in card
+        assert "| validation lm loss PPL | not finite |" in card
         assert "| training data | unread |" in card
 
 

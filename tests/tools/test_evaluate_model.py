@@ -210,8 +210,21 @@ def test_a_model_is_shared_by_as_many_as_divide_it():
     config = {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8}
     half = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 4}
     assert Share(0, 2).settings(config) == half
-    with pytest.raises(UserError, match="4 processes .* of --num-attention-heads 6, --num-query"):
+    with pytest.raises(UserError, match=r"4 processes .* of --num-attention-heads 6, --num-query"):
         Share(0, 4).settings(config)
+
+
+def test_the_second_ranks_part_of_each_tensor():
+    """Of four rows or columns the last two; of a gated layer, of the gate and of the rest."""
+    rows, second = torch.arange(8).view(4, 2), Share(1, 2)
+    assert second.of("layers.0.attention.qkv.weight", rows, gated=True).tolist() == [[4, 5], [6, 7]]
+    assert second.of("layers.0.mlp.fc1.weight", rows, gated=False).tolist() == [[4, 5], [6, 7]]
+    assert second.of("layers.0.mlp.fc1.weight", rows, gated=True).tolist() == [[2, 3], [6, 7]]
+    assert second.of("layers.0.mlp.fc2.weight", rows, gated=True).tolist() == [[1], [3], [5], [7]]
+    bias = torch.ones(3)
+    assert second.of("layers.0.attention.proj.bias", bias, gated=True).tolist() == [0, 0, 0]
+    assert Share(0, 2).of("layers.0.attention.proj.bias", bias, gated=True).tolist() == [1, 1, 1]
+    assert second.of("layers.0.attention.norm.weight", bias, gated=True) is bias
 
 
 def test_what_is_evaluated_alone(root):

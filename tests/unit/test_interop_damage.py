@@ -7,8 +7,10 @@ import sys
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fixedcode_megatron.data.run_tokenizer import run_tokenizer
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.convert_command import main as convert
 from fixedcode_megatron.interop.generate_command import main as generate
@@ -125,6 +127,22 @@ def test_generation_from_a_damaged_folder(folder, capsys, change, message):
         load_model(folder)
     assert generate(["--load", str(folder), "--prompt", "1"]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+def test_another_tokenizer_than_the_exported_models(folder, tmp_path):
+    """An export records the fingerprint of the one that it was trained with."""
+    words = {f"w{i}": i for i in range(V)}
+    home = tmp_path / "tokenizer"
+    home.mkdir()
+    Tokenizer(models.WordLevel(words, unk_token="w0")).save(str(home / "tokenizer.json"))
+    ours = run_tokenizer({"tokenizer_model": str(home)}).fingerprint
+    for fingerprint in (ours, "another"):
+        (folder / RECORD).write_text(json.dumps({"tokenizer_fingerprint": fingerprint}))
+        if fingerprint == ours:
+            assert load_model(folder, tokenizer_model=str(home)).tokenizer.fingerprint == ours
+        else:
+            with pytest.raises(UserError, match="not the tokenizer that the model was trained"):
+                load_model(folder, tokenizer_model=str(home))
 
 
 def test_any_of_several_ids_ends_a_text(sound, capsys, monkeypatch):
