@@ -150,6 +150,10 @@ def _with_folder(
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)
     except Exception as error:  # whatever transformers raises
         raise UserError(f"--tokenizer-model {where}: no tokenizer of transformers there") from error
+    if len(tokenizer) > loaded.vocab_size:
+        raise UserError(
+            f"--tokenizer-model {where}: it has {len(tokenizer)} ids, the model {loaded.vocab_size}"
+        )
     if tokenizer.eos_token_id is None and isinstance(loaded.eod, int):
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(loaded.eod)
     ours = (options.load / RECORD).is_file()

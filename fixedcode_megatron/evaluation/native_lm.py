@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from lm_eval.api.model import TemplateLM
@@ -136,12 +137,13 @@ class NativeLM(TemplateLM):
             how = _sampling(requests[numbers[0]].args[1])
             prompts = {n: self._prompt(requests[n].args[0], how) for n in numbers}
             order = sorted(numbers, key=lambda n: -len(prompts[n]))
+            done = 0
             for batch in self._batches(order, "continuations", disable_tqdm):
                 # Rows draw from streams seed, seed + 1, ...: no two texts have the same.
-                drawn = Sampling(**(vars(how) | {"seed": order.index(batch[0])}))
-                for n, new in zip(
-                    batch, self._team.continued([prompts[n] for n in batch], drawn), strict=True
-                ):
+                seeded = replace(how, seed=done)
+                found = self._team.continued([prompts[n] for n in batch], seeded)
+                done += len(batch)
+                for n, new in zip(batch, found, strict=True):
                     decoded = self._loaded.tokenizer.decode(new)
                     texts[n] = postprocess_generated_text(decoded, list(how.until), None)
         return texts

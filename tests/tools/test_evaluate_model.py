@@ -271,8 +271,8 @@ def instances(kind, arguments):
 
 
 def test_likelihoods_are_those_of_the_exported_model(root):
-    """Multiple choice, last words and whole texts, beside the harness's own class; some contexts
-    are empty, some longer than the model."""
+    """Multiple choice, last words, whole texts and continuations, beside the harness's own class;
+    some contexts are empty, some longer than the model."""
     from lm_eval.models.huggingface import HFLM
 
     draw = random.Random(3)
@@ -288,6 +288,9 @@ def test_likelihoods_are_those_of_the_exported_model(root):
     ours = native(root / "random")
     scored = ours.loglikelihood(instances("loglikelihood", pairs))
     rolled = ours.loglikelihood_rolling(instances("loglikelihood_rolling", texts))
+    options = {"until": ["w7"], "max_gen_toks": 6, "do_sample": False}
+    prompts = [(text(draw.randrange(1, 9)), dict(options)) for _ in range(9)]
+    said = ours.generate_until(instances("generate_until", prompts))
     assert torch.tensor([value for value, _ in scored]).std() > 0.3
     for form in ("plain", "table-free"):
         tokenizer = AutoTokenizer.from_pretrained(root / form)
@@ -298,6 +301,7 @@ def test_likelihoods_are_those_of_the_exported_model(root):
             assert greedy == their_greedy
         expected = theirs.loglikelihood_rolling(instances("loglikelihood_rolling", texts), True)
         assert rolled == pytest.approx(expected, abs=1e-4)
+        assert said == theirs.generate_until(instances("generate_until", prompts), True)
 
 
 def test_texts_are_continued_up_to_a_stop(root):
@@ -386,6 +390,14 @@ def test_mistakes_are_one_line(root, tasks, tmp_path, capsys, monkeypatch):
     assert "--tasks lost: its data could not be loaded" in error and "--include-path" in error
     (tmp_path / "half.yaml").write_text("task: half\ndata: [")
     assert "half.yaml is damaged" in says("--tasks", "half", "--include-path", str(tmp_path))
+    larger = shutil.copytree(root / "hf", tmp_path / "larger")
+    tokenizer = AutoTokenizer.from_pretrained(root / "hf")
+    tokenizer.add_tokens(["w63", "w64"])
+    tokenizer.save_pretrained(larger)
+    chosen = ("--tasks", "choices", "--include-path", str(tasks))
+    assert "it has 66 ids, the model 64" in says(*chosen, "--load", str(larger))
+    (larger / "tokenizer.json").unlink()
+    assert "no tokenizer of transformers there" in says(*chosen, "--load", str(larger))
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     assert "lm_eval is not installed: pip install 'lm-eval" in says("--tasks", "choices")
 
