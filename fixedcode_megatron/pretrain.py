@@ -144,6 +144,8 @@ def prepare_data(cfg: RunConfig) -> None:
 
 def build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
     """The batches of each split, for a vocabulary of `size` ids."""
+    if cfg.data.sft:
+        return build_sft_feeds(cfg, tokenizer)
     from fixedcode_megatron.data.datasets import build_datasets
     from fixedcode_megatron.training.data_feed import DataFeed
     from fixedcode_megatron.training.loop import Feeds
@@ -166,6 +168,37 @@ def build_feeds(cfg: RunConfig, tokenizer: Tokenizer, size: int) -> Feeds:
         None if dataset is None else DataFeed(dataset, cfg) for dataset in datasets
     )
     return Feeds(train=train, valid=valid, test=test)
+
+
+def build_sft_feeds(cfg: RunConfig, tokenizer: Tokenizer) -> Feeds:
+    """The batches of each split of `--sft`; an evaluation reads no sample twice."""
+    from fixedcode_megatron.data.sft import build_sft_datasets
+    from fixedcode_megatron.training.data_feed import DataFeed
+    from fixedcode_megatron.training.loop import Feeds
+    from fixedcode_megatron.training.schedule import wanted_samples
+
+    train_samples, _, held_out = wanted_samples(cfg)
+    batch_size = cfg.training.global_batch_size
+    assert batch_size is not None
+    train, *others = build_sft_datasets(
+        cfg.data,
+        tokenizer,
+        seq_length=cfg.model.seq_length,
+        seed=cfg.training.seed,
+        train_samples=train_samples,
+        held_out_samples=held_out,
+        batch_size=batch_size,
+    )
+    if train is None and not cfg.training.skip_train:
+        raise UserError(
+            "--sft: there is no conversation to train on; give --train-data-path, or --skip-train "
+            "to evaluate only"
+        )
+    valid, test = (
+        None if dataset is None else DataFeed(dataset, cfg, iterations=len(dataset) // batch_size)
+        for dataset in others
+    )
+    return Feeds(train=None if train is None else DataFeed(train, cfg), valid=valid, test=test)
 
 
 def _write_config(cfg: RunConfig, is_logging_rank: bool) -> None:

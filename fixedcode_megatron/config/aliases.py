@@ -206,7 +206,6 @@ REFUSED: dict[str, str] = {
     "quick_geglu": "the activation is GELU, --swiglu or --squared-relu",
     "rope_scaling_factor": "scaling of rotary frequencies is not supported",
     "rotary_seq_len_interpolation_factor": "position interpolation is not supported",
-    "sft": "this program pre-trains",
     "spec": "layers are chosen with --transformer-impl",
     "use_checkpoint_args": "give --config RUN_DIR/config.yaml of the run instead",
     "use_custom_fsdp": _FSDP,
@@ -268,6 +267,7 @@ OFFERED: frozenset[str] = frozenset(
 )
 """Fields that are offered although their prefix is not."""
 
+_CHAT_TEMPLATE = "put the format's chat template beside the tokenizer and use default"
 _TO_HF = "convert it to a Hugging Face tokenizer.json and use HuggingFaceTokenizer"
 
 REFUSED_VALUES: dict[tuple[str, str], str] = {
@@ -275,6 +275,8 @@ REFUSED_VALUES: dict[tuple[str, str], str] = {
     ("muon_scalar_optimizer", "lion"): "what is no matrix is left to adam",
     ("ckpt_format", "zarr"): "checkpoints are of the format torch_dist",
     ("tokenizer_type", "Llama2Tokenizer"): _TO_HF,
+    ("sft_tokenizer_prompt_format", "nemotron-h-aligned"): _CHAT_TEMPLATE,
+    ("sft_tokenizer_prompt_format", "nemotron-nano-v2"): _CHAT_TEMPLATE,
     ("position_embedding_type", "learned_absolute"): (
         "a trained position table sits in the input embedding, which fixed interfaces do not have: "
         "use rope or none"

@@ -16,7 +16,9 @@ _PER_SPLIT = ("train_data_path", "valid_data_path", "test_data_path")
 def missing(cfg: RunConfig) -> list[str]:
     """No data, or nothing that tells the vocabulary."""
     data, problems = cfg.data, []
-    if not data.data_path and not data.train_data_path:
+    if data.sft:
+        problems += _missing_conversations(cfg)
+    elif not data.data_path and not data.train_data_path:
         problems.append(
             "--data-path: missing; give PREFIX of PREFIX.bin and PREFIX.idx (see "
             "tools/preprocess_data.py), or try --config quickstart"
@@ -29,6 +31,17 @@ def missing(cfg: RunConfig) -> list[str]:
     return problems
 
 
+def _missing_conversations(cfg: RunConfig) -> list[str]:
+    data = cfg.data
+    held_out = data.valid_data_path or data.test_data_path
+    if data.data_path or data.train_data_path or (cfg.training.skip_train and held_out):
+        return []
+    return [
+        "--train-data-path: missing; --sft takes files of JSON lines, each a conversation (see "
+        "docs/sft.md)"
+    ]
+
+
 def check(cfg: RunConfig) -> list[str]:
     """Paths that cannot be right, blends that do not add up, a split that is none."""
     data, problems = cfg.data, []
@@ -38,8 +51,15 @@ def check(cfg: RunConfig) -> list[str]:
             "(--data-path none drops a preset's)"
         )
     for name in ("data_path", *_PER_SPLIT):
-        problems += _blend(flag_of(name), getattr(data, name) or [])
-    if data.prepare_data != "none" and (not data.data_path or len(data.data_path) != 1):
+        check_paths = _conversation_files if data.sft else _blend
+        problems += check_paths(flag_of(name), getattr(data, name) or [])
+    if data.sft:
+        _notice_what_packing_decides(cfg)
+    if data.sft and data.prepare_data != "none":
+        problems.append(
+            f"--prepare-data {data.prepare_data}: makes no conversations; with --sft use none"
+        )
+    elif data.prepare_data != "none" and (not data.data_path or len(data.data_path) != 1):
         problems.append(f"--prepare-data {data.prepare_data}: needs one PREFIX in --data-path")
     return problems + _split(data.split)
 
@@ -76,6 +96,33 @@ def _blend(flag: str, entries: list[str]) -> list[str]:
                 f"{flag} {prefix}: is a folder; give the prefix of the .bin and .idx files in it"
             )
     return problems
+
+
+def _conversation_files(flag: str, entries: list[str]) -> list[str]:
+    problems = []
+    for entry in entries:
+        if _is_number(entry) and not Path(entry).exists():
+            problems.append(
+                f"{flag} {entry}: --sft takes no weights, each conversation is read once a pass; "
+                "give files alone"
+            )
+        elif entry.endswith((".bin", ".idx")) or Path(f"{entry}.idx").exists():
+            problems.append(
+                f"{flag} {entry}: --sft takes files of JSON lines, not indexed datasets; give "
+                "the .jsonl file"
+            )
+        elif Path(entry).is_dir():
+            problems.append(f"{flag} {entry}: is a folder; give the .jsonl files in it")
+    return problems
+
+
+def _notice_what_packing_decides(cfg: RunConfig) -> None:
+    for name in ("reset_position_ids", "reset_attention_mask", "eod_mask_loss"):
+        if getattr(cfg.data, name):
+            cfg.notices.append(
+                f"{flag_of(name)} has no effect with --sft: conversations are always kept apart, "
+                "and answers alone count"
+            )
 
 
 def _split(split: str) -> list[str]:

@@ -81,6 +81,12 @@ def check(cfg: RunConfig) -> list[str]:
             "--reset-attention-mask: Transformer Engine's causal attention ignores the mask; use "
             "--transformer-impl local or leave it out"
         )
+    if not local and cfg.data.sft and cfg.data.sft_packing:
+        problems.append(
+            "--sft with --transformer-impl transformer_engine: its causal attention ignores the "
+            "mask between packed conversations; add --no-sft-packing or use --transformer-impl "
+            "local"
+        )
     if cfg.transformer.fp16 and cfg.ddp.check_for_nan_in_grad:
         problems.append(
             "--check-for-nan-in-grad with --fp16: such gradients are expected, the loss scale "

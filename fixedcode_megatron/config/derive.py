@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.config import availability
+
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
+
+
+ALL = 1_000_000
+"""Iterations of an evaluation that reads everything: `--sft` stops where its data ends."""
 
 
 def model_parallel_size(cfg: RunConfig) -> int:
@@ -24,6 +30,8 @@ def fill(cfg: RunConfig, world_size: int) -> None:
     _model(cfg)
     _pipeline(cfg)
     _training(cfg, world_size)
+    if cfg.data.sft:
+        _fine_tuning(cfg)
     if cfg.data.prepare_data != "none":
         cfg.notices.append(
             f"--prepare-data {cfg.data.prepare_data}: the text is a stand-in, made here; for "
@@ -31,6 +39,32 @@ def fill(cfg: RunConfig, world_size: int) -> None:
         )
     if cfg.logging.run_dir is None:
         cfg.set("run_dir", cfg.checkpoint.save or "runs/pretrain")
+
+
+def _fine_tuning(cfg: RunConfig) -> None:
+    """Every answer token weighs the same; an evaluation reads all; packing needs a mask.
+
+    `--sft` as a flag may stand over the preset of a pre-training, whose data it does not read.
+    """
+    over_preset = cfg.given.get("sft") == "flag"
+    for name, value in (("calculate_per_token_loss", True), ("eval_iters", ALL)):
+        source = cfg.given.get(name)
+        if source is None or (source == "preset" and over_preset):
+            cfg.set(name, value)
+    own = [cfg.given.get(f"{split}_data_path") == "flag" for split in ("train", "valid", "test")]
+    if over_preset and any(own) and cfg.given.get("data_path") == "preset":
+        cfg.set("data_path", None)
+    if over_preset and cfg.given.get("prepare_data") == "preset":
+        cfg.set("prepare_data", "none")
+    packs_on_te = (
+        cfg.data.sft_packing and availability.transformer_impl(cfg) == "transformer_engine"
+    )
+    if packs_on_te and cfg.model.transformer_impl == "auto":
+        cfg.set("transformer_impl", "local")
+        cfg.notices.append(
+            "--transformer-impl auto stands for local: Transformer Engine would not keep packed "
+            "conversations apart (--no-sft-packing does without)"
+        )
 
 
 def _model(cfg: RunConfig) -> None:

@@ -138,6 +138,21 @@ class DataConfig:
     reset_position_ids: bool = option(False, "restart positions after each end of document")
     reset_attention_mask: bool = option(False, "no attention across an end of document")
     eod_mask_loss: bool = option(False, "no loss on the end-of-document token")
+    sft: bool = option(
+        False,
+        "supervised fine-tuning: the data paths are files of JSON lines, each a conversation, and "
+        "answers alone count in the loss (see docs/sft.md)",
+    )
+    sft_tokenizer_prompt_format: str = option(
+        "auto",
+        "how --sft writes conversations. default: by the tokenizer's chat template; plain: with "
+        "roles as titles; identity: contents alone; auto: default where there is a template, else "
+        "plain",
+        choices=("auto", "default", "plain", "identity"),
+    )
+    sft_packing: bool = option(
+        True, "let --sft put several conversations into a sample, kept apart by the attention mask"
+    )
     prepare_data: str = option(
         "none",
         "python-library: if the data is not there yet, make it from what every Python has (its "
@@ -163,7 +178,11 @@ class TrainingConfig:
     train_iters: int | None = option(None, "length of the run in iterations")
     train_samples: int | None = option(None, "length of the run in samples")
     eval_interval: int | None = option(1000, "iterations between evaluations")
-    eval_iters: int = option(100, "iterations an evaluation takes; 0 turns it off")
+    eval_iters: int = option(
+        100,
+        "iterations an evaluation takes; 0 turns it off. With --sft the most it takes: it ends "
+        "where its data does, and by default reads all",
+    )
     skip_train: bool = option(False, "evaluate only")
     iterations_to_skip: list[int] = option(
         [],

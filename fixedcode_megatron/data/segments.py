@@ -5,6 +5,7 @@ A document's end-of-document token belongs to it; the next token begins the next
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -51,7 +52,12 @@ def attention_mask(tokens: torch.Tensor, eod: int) -> torch.Tensor:
     Takes one byte per pair and no copy: 1 GiB at s = 32,768, where `segment_ends` says the same
     in a few numbers.
     """
-    mask = torch.ones(len(tokens), len(tokens), dtype=torch.bool)
-    for begin, end in pairwise(segment_ends(tokens, eod).tolist()):
+    return block_mask(segment_ends(tokens, eod).tolist())
+
+
+def block_mask(bounds: Sequence[int]) -> torch.Tensor:
+    """The same for documents whose bounds, from 0 to s, are known."""
+    mask = torch.ones(bounds[-1], bounds[-1], dtype=torch.bool)
+    for begin, end in pairwise(bounds):
         mask[begin:end, begin:end].triu_(diagonal=1)
     return mask[None]

@@ -26,11 +26,14 @@ class DataFeed:
     Parameters
     ----------
     dataset
-        A dataset of `data.datasets.build_datasets`.
+        A dataset of `data.datasets.build_datasets` or `data.sft.build_sft_datasets`.
+    iterations
+        Global batches that an evaluation reads; default: `--eval-iters`.
     """
 
-    def __init__(self, dataset: Any, cfg: RunConfig) -> None:
+    def __init__(self, dataset: Any, cfg: RunConfig, *, iterations: int | None = None) -> None:
         self._dataset = dataset
+        self.iterations = cfg.training.eval_iters if iterations is None else iterations
         self._micro_batch_size = cfg.training.micro_batch_size
         self._num_chunks = cfg.transformer.virtual_pipeline_model_parallel_size or 1
         self._checksum = 0

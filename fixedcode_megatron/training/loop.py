@@ -107,9 +107,8 @@ def evaluate_split(
     stop: StopRequests | None = None,
 ) -> None:
     """Evaluate a split, if there is one, and report its loss, unless a request to stop comes."""
-    iterations = trainer.cfg.training.eval_iters
-    if feed is not None and iterations:
-        metrics.log_evaluation(split, evaluate(trainer, feed, iterations, stop))
+    if feed is not None and feed.iterations:
+        metrics.log_evaluation(split, evaluate(trainer, feed, feed.iterations, stop))
 
 
 def _logs(trainer: Trainer, iteration: int) -> bool:

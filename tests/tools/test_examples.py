@@ -14,6 +14,7 @@ from fixedcode_megatron.config import parse_args
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 FIXED, LEARNED = EXAMPLES / "pretrain_fixedcode.sh", EXAMPLES / "pretrain_learned.sh"
+SFT = EXAMPLES / "sft.sh"
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 
 
@@ -77,3 +78,8 @@ def test_the_twins_differ_in_interface_and_folder_alone():
         ('INPUT_INTERFACE = "binary"', 'INPUT_INTERFACE = "learned"'),
         ('FOLDER = "runs/pretrain_fixedcode"', 'FOLDER = "runs/pretrain_learned"'),
     ]
+
+
+def test_fine_tuning_needs_a_base(tmp_path):
+    result = run(tmp_path, sys.executable, SFT, "--train-data-path", "my.jsonl")
+    assert result.returncode == 2 and "--pretrained-checkpoint: missing" in result.stdout
