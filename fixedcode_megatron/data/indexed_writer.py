@@ -164,7 +164,7 @@ class IndexedDatasetWriter:
             )
         self.max_token_id = max(self.max_token_id, high)
         self.num_tokens += len(ids)
-        self._pair.tokens.write(np.ascontiguousarray(ids, self.dtype).data)
+        self._pair.write_tokens(np.ascontiguousarray(ids, self.dtype).data)
 
     @property
     def num_documents(self) -> int:

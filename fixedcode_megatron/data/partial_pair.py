@@ -7,9 +7,11 @@ import os
 from pathlib import Path
 from typing import IO
 
-from fixedcode_megatron.data.files import flush_to_disk, fsync_folder, open_claimed
+from fixedcode_megatron.data.files import flush_to_disk, fsync_folder, open_claimed, start_writing
 from fixedcode_megatron.data.index_format import bin_path, idx_path
 from fixedcode_megatron.errors import UserError
+
+_WRITE_BYTES = 32 << 20
 
 
 class PartialPair:
@@ -47,7 +49,16 @@ class PartialPair:
         if stream is None:
             raise UserError(f"another process is writing {self.prefix}.bin: wait for it or end it")
         self.tokens = stream
+        self._unwritten = 0
         self._done = False
+
+    def write_tokens(self, data: memoryview) -> None:
+        """Append to the token file."""
+        self.tokens.write(data)
+        self._unwritten += data.nbytes
+        if self._unwritten >= _WRITE_BYTES:
+            start_writing(self.tokens, self.tokens.tell() - self._unwritten)
+            self._unwritten = 0
 
     def finish_tokens(self, expected: int) -> None:
         """Bring the token file to disk and check that it holds `expected` bytes."""

@@ -9,6 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -186,9 +187,11 @@ class _Run:
                 sent.append(replace(item, payload=Lines(b"", first=False)))
                 yield item.payload
 
-        pool.start(make_encoder, (self._spec(plan),))
-        expected = self.tokenizer.encode_batch(sample) if sample else []  # while workers start
         with ExitStack() as stack:
+            thread = stack.enter_context(ThreadPoolExecutor(1))
+            started = thread.submit(pool.start, make_encoder, (self._spec(plan),))
+            expected = self.tokenizer.encode_batch(sample) if sample else []  # while workers start
+            started.result()
             progress = stack.enter_context(
                 ByteProgress(
                     self.inputs.total_bytes, self.options.progress, self.options.log_interval
