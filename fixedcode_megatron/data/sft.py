@@ -1,8 +1,4 @@
-"""Datasets for supervised fine-tuning: packed conversations whose answers alone count in the loss.
-
-A conversation of n tokens makes n - 1 predictions; those of answer tokens count. Several
-conversations share a sample, each with positions from 0 and attention to itself alone.
-"""
+"""Datasets for supervised fine-tuning: from files of conversations to samples."""
 
 from __future__ import annotations
 
@@ -12,27 +8,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
+import torch.distributed as dist
 
 from fixedcode_megatron.data.blend import SPLITS, parse_split
 from fixedcode_megatron.data.chat import ChatFormat, Span, chat_format
 from fixedcode_megatron.data.conversations import Conversation, read_conversations
 from fixedcode_megatron.data.packing import pack
-from fixedcode_megatron.data.segments import block_mask
+from fixedcode_megatron.data.sft_dataset import Document, SFTDataset
 from fixedcode_megatron.data.tokenizers import Tokenizer, build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 logger = logging.getLogger(__name__)
 
 _BATCH = 1024  # conversations that are tokenized at a time
-
-
-@dataclass(frozen=True)
-class Document:
-    """A tokenized conversation: `tokens` int32 [n], `is_answer` bool [n], n >= 2."""
-
-    tokens: np.ndarray
-    is_answer: np.ndarray
 
 
 @dataclass
@@ -50,79 +38,6 @@ class Documents:
     documents: list[Document]
     cut: int = 0
     left_out: int = 0
-
-
-class SFTDataset:
-    """Samples of packed conversations.
-
-    `dataset[i]` is a dict of `tokens`, `labels` (each conversation's tokens shifted by one),
-    `position_ids`, int64 [s], `loss_mask`, float32 [s], 1 where the label is an answer's token,
-    and for several conversations a sample `attention_mask`, bool [1, s, s], True where attention
-    is *not* allowed.
-
-    Parameters
-    ----------
-    documents
-        The conversations.
-    packs
-        The conversations of each sample, by number.
-    length
-        Number of samples to offer.
-    seed
-        Each pass over the packs has its own order, drawn from this seed; None keeps their order,
-        and offers samples that count nothing once all were read.
-    packed
-        Whether samples hold several conversations.
-    """
-
-    def __init__(
-        self,
-        documents: Sequence[Document],
-        packs: Sequence[Sequence[int]],
-        *,
-        seq_length: int,
-        length: int,
-        seed: int | None,
-        packed: bool,
-    ) -> None:
-        self._documents, self._packs = documents, packs
-        self._seq_length, self._length = seq_length, length
-        self._seed, self._packed = seed, packed
-        self._order: tuple[int, np.ndarray] = (-1, np.zeros(0, np.int64))
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        tokens, labels, positions = np.zeros((3, self._seq_length), np.int64)
-        loss_mask = np.zeros(self._seq_length, np.float32)
-        end, ends = 0, [0]
-        for number in self._pack(index):
-            document = self._documents[number]
-            begin, end = end, end + len(document.tokens) - 1
-            tokens[begin:end], labels[begin:end] = document.tokens[:-1], document.tokens[1:]
-            loss_mask[begin:end] = document.is_answer[1:]
-            positions[begin:end] = np.arange(end - begin)
-            ends.append(end)
-        if end < self._seq_length:
-            positions[end:] = np.arange(self._seq_length - end)
-            ends.append(self._seq_length)
-        sample = dict(tokens=tokens, labels=labels, loss_mask=loss_mask, position_ids=positions)
-        tensors = {name: torch.from_numpy(value) for name, value in sample.items()}
-        if self._packed:
-            tensors["attention_mask"] = block_mask(ends)
-        return tensors
-
-    def _pack(self, index: int) -> Sequence[int]:
-        """The conversations of a sample."""
-        epoch, place = divmod(index, len(self._packs))
-        if self._seed is None:
-            return self._packs[place] if epoch == 0 else ()
-        if self._order[0] != epoch:
-            # The legacy generator: NumPy keeps its numbers the same in all releases.
-            random = np.random.RandomState((self._seed + epoch) % 2**32)
-            self._order = (epoch, random.permutation(len(self._packs)))
-        return self._packs[self._order[1][place]]
 
 
 def build_sft_datasets(
@@ -152,15 +67,11 @@ def build_sft_datasets(
     Raises
     ------
     UserError
-        For every mistake in the files, naming file and line.
+        For every mistake in the files, naming file and line, and if ranks read different ones.
     """
     chat = chat_format(data.sft_tokenizer_prompt_format, data.tokenizer_model)
-    if chat.has_special_tokens:
-        encoder = _with_special_tokens(data)
-    else:
-        encoder = tokenizer
-        tokenizer.eod  # noqa: B018 - refuses a tokenizer that cannot end an answer
     logger.info("conversations are written as %s", chat.name)
+    encoder = _encoder(data, tokenizer, chat)
     wanted = (train_samples, held_out_samples, held_out_samples)
     parts = _conversations(data, [count != 0 for count in wanted])
     datasets: list[SFTDataset | None] = []
@@ -177,24 +88,47 @@ def build_sft_datasets(
         packs = [[i] for i in range(len(found.documents))]
         if data.sft_packing:
             packs = pack([len(document.tokens) - 1 for document in found.documents], seq_length)
-        if name != "train":
-            count = -(-min(count, len(packs)) // batch_size) * batch_size
-        _report(name, conversations, found, packs, seq_length, count)
-        dataset = SFTDataset(
-            found.documents,
-            packs,
-            seq_length=seq_length,
-            length=count,
-            seed=seed if name == "train" else None,
-            packed=data.sft_packing,
+        is_training = name == "train"
+        length = count if is_training else min(count, len(packs) + -len(packs) % batch_size)
+        _report(name, conversations, found, packs, seq_length, length)
+        datasets.append(
+            SFTDataset(
+                found.documents,
+                packs,
+                seq_length=seq_length,
+                length=length,
+                seed=seed if is_training else None,
+                packed=data.sft_packing,
+            )
         )
-        datasets.append(dataset)
+    _refuse_differences([None if found is None else found.checksum for found in datasets])
     train, valid, test = datasets
     return train, valid, test
 
 
-def _with_special_tokens(data: Any) -> Tokenizer:
-    """The run's tokenizer, to which a template's special tokens are no plain text."""
+def _refuse_differences(checksums: Sequence[int | None]) -> None:
+    """Every rank reads the files itself: it must find there what the others find."""
+    if not dist.is_initialized():
+        return
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, checksums)
+    if odd := [rank for rank, others in enumerate(found) if others != found[0]]:
+        raise UserError(
+            f"--sft: rank {odd[0]} reads other conversations, or with another tokenizer, than rank "
+            "0 does: the files must be the same on every host"
+        )
+
+
+def _encoder(data: Any, tokenizer: Tokenizer, chat: ChatFormat) -> Tokenizer:
+    """The run's tokenizer; to it a template's special tokens must be no plain text."""
+    if not chat.has_special_tokens:
+        if tokenizer.eod_id is None:
+            raise UserError(
+                f"{tokenizer.name} has no end-of-document token, which ends answers in the format "
+                f"{chat.name}: name its eos_token in a tokenizer_config.json beside it, or use a "
+                "chat template"
+            )
+        return tokenizer
     return build_tokenizer(
         data.tokenizer_type or "HuggingFaceTokenizer",
         data.tokenizer_model,

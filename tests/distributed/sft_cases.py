@@ -46,32 +46,41 @@ def example_script(argv: list[str], folder: str) -> int:
     raise AssertionError("the script did not exit")
 
 
-def gradients(argv: list[str], changed: str | None) -> tuple[float, dict[str, torch.Tensor]]:
+def with_files_of_its_own(argv: list[str], folder: str) -> int:
+    """The entry point on training files that differ between ranks."""
+    from fixedcode_megatron.pretrain import main
+
+    return main([*argv, "--train-data-path", f"{folder}/{os.environ['RANK']}.jsonl"])
+
+
+def gradients(argv: list[str]) -> dict[str, tuple[float, dict[str, torch.Tensor]]]:
     """Loss and main gradients of a packed micro-batch.
 
-    Parameters
-    ----------
-    changed
-        `prompts` or `answers`: give the labels of prompt positions, or of one answer token, other
-        ids than the data has.
+    As the data has it; with other ids for labels at the positions of `prompts`; with another id
+    for the label of one of the `answers`' tokens.
     """
     from fixedcode_megatron.training.step import run_microbatches
 
     trainer, feed = _start(argv)
     [batches] = feed.iterators(0)
     batch = next(batches)
-    counts = batch["loss_mask"] > 0
+    labels, counts = batch["labels"], batch["loss_mask"] > 0
     assert counts.any() and not counts.all()
-    if changed == "prompts":
-        random = torch.randint(0, 256, counts.shape, generator=torch.Generator().manual_seed(1))
-        batch["labels"] = torch.where(counts, batch["labels"], random)
-    if changed == "answers":
-        row, place = counts.nonzero()[0].tolist()
-        batch["labels"][row, place] += 1
-    loss = run_microbatches(trainer, [iter([batch])], num_microbatches=1)
-    named = trainer.models[0].module.named_parameters()
-    assert loss is not None
-    return float(loss[0] / loss[1]), {name: p.main_grad.clone() for name, p in named}
+    random = torch.randint(0, 256, counts.shape, generator=torch.Generator().manual_seed(1))
+    one_changed = labels.clone()
+    row, place = counts.nonzero()[0].tolist()
+    one_changed[row, place] += 1
+    cases = {"data": labels, "prompts": torch.where(counts, labels, random), "answers": one_changed}
+    [model] = trainer.models
+    found = {}
+    for name, targets in cases.items():
+        model.zero_grad_buffer()
+        own = iter([batch | {"labels": targets}])
+        loss = run_microbatches(trainer, [own], num_microbatches=1)
+        assert loss is not None
+        named = model.module.named_parameters()
+        found[name] = float(loss[0] / loss[1]), {n: p.main_grad.clone() for n, p in named}
+    return found
 
 
 def head_input_gradients(argv: list[str]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -81,7 +81,7 @@ def test_the_answers_loss_falls(train, base, data, tuned, tmp_path):
     assert packed.column("lm loss", "validation") == pytest.approx([start], abs=1e-5)
 
 
-@pytest.mark.parametrize("interface", ["learned", "gf2"])
+@pytest.mark.parametrize("interface", ["learned", pytest.param("gf2", marks=pytest.mark.slow)])
 def test_bases_of_other_interfaces(train, base, data, interface):
     flags = f"--load {base(interface)} --finetune --input-interface {interface} --train-iters 3"
     run = train(f"{TUNE} {data} {flags} --eval-iters 0")
@@ -121,13 +121,13 @@ def test_prompts_are_left_out_of_the_loss(base_flags, base, data):
     """Other prompt targets change no bit of loss and gradients; one answer target does."""
     argv = [*base_flags, *TUNE.split(), *data.split()]
     argv += ["--load", str(base("binary")), "--finetune"]
-    [(loss, expected)] = run_ranks(1, sft_cases.gradients, argv, None)
-    [(other_loss, found)] = run_ranks(1, sft_cases.gradients, argv, "prompts")
+    [found] = run_ranks(1, sft_cases.gradients, argv)
+    (loss, expected), (other_loss, other) = found["data"], found["prompts"]
     assert other_loss == loss
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
-    [(answer_loss, found)] = run_ranks(1, sft_cases.gradients, argv, "answers")
+    assert all(torch.equal(other[name], expected[name]) for name in expected)
+    answer_loss, other = found["answers"]
     assert answer_loss != loss
-    assert not torch.equal(found["output_layer.weight"], expected["output_layer.weight"])
+    assert not torch.equal(other["output_layer.weight"], expected["output_layer.weight"])
     unfused = [*argv, "--no-fused-linear-cross-entropy"]
     [(gradient, mask)] = run_ranks(1, sft_cases.head_input_gradients, unfused)
     assert gradient.shape[:2] == mask.shape
@@ -165,6 +165,16 @@ def test_the_example_tunes_over_the_base_runs_configuration(
     assert (tmp_path / "runs" / "sft" / "metrics.jsonl").read_bytes() == metrics
     [found] = (tmp_path / "runs" / "sft_measured" / "metrics.jsonl").read_text().splitlines()
     assert json.loads(found) == tuned
+
+
+def test_ranks_that_read_different_files_are_refused(base_flags, tmp_path):
+    for rank, answer in enumerate(("a", "b")):
+        record = {"prompt": "q", "response": answer}
+        (tmp_path / f"{rank}.jsonl").write_text(json.dumps(record) + "\n")
+    argv = [*base_flags, *TUNE.split(), "--data-path", "none", "--run-dir", str(tmp_path / "run")]
+    statuses = run_ranks(2, sft_cases.with_files_of_its_own, argv, str(tmp_path), output=tmp_path)
+    assert statuses == [2, 2]
+    assert "rank 1 reads other conversations" in (tmp_path / "rank0.log").read_text()
 
 
 @pytest.mark.parametrize(

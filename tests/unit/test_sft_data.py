@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from fixedcode_megatron.data.chat import Span, chat_format
 from fixedcode_megatron.data.conversations import Conversation, Message, read_conversations
 from fixedcode_megatron.data.packing import pack
-from fixedcode_megatron.data.sft import Document, SFTDataset, build_sft_datasets, tokenized
+from fixedcode_megatron.data.sft import build_sft_datasets, tokenized
+from fixedcode_megatron.data.sft_dataset import Document, SFTDataset
 from fixedcode_megatron.data.tokenizers import ByteLevelTokenizer, NullTokenizer
 from fixedcode_megatron.errors import UserError
 
