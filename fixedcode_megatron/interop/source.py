@@ -44,7 +44,7 @@ def open_checkpoint(root: Path, step: int | None = None) -> Source:
     if path is None:
         raise UserError(
             f"--load {root} holds no checkpoint: name a checkpoint or a folder of checkpoints"
-            " (tools/generate.py takes Hugging Face folders, too)"
+            " (tools/generate.py and evaluate_model.py take Hugging Face folders, too)"
         )
     common = read_common_state(path)
     if "token_code" not in common:
