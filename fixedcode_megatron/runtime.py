@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from fixedcode_megatron import cpu_platform, determinism
+from fixedcode_megatron import cpu_platform, determinism, tp_overlap
 from fixedcode_megatron.errors import UserError
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ def initialize(cfg: RunConfig) -> Runtime:
     runtime = _start_device(cfg)
     _init_process_group(cfg, runtime)
     _init_model_parallel(cfg)
+    tp_overlap.initialize(cfg)
     _seed(cfg.training.seed)
     return runtime
 

@@ -85,6 +85,10 @@ def _needs(cfg: RunConfig) -> list[str]:
         problems.append("--optimizer-cpu-offload: needs --use-precision-aware-optimizer")
     if t.tp_comm_overlap and not t.sequence_parallel:
         problems.append("--tp-comm-overlap: needs --sequence-parallel")
+    if t.tp_comm_overlap and not (t.bf16 or t.fp16):
+        problems.append("--tp-comm-overlap: needs --bf16 (or --fp16)")
+    if cfg.runtime.tp_comm_overlap_cfg and not t.tp_comm_overlap:
+        problems.append("--tp-comm-overlap-cfg: has no effect without --tp-comm-overlap")
     if t.fp16 and not availability.on_gpu(cfg):
         problems.append("--fp16: needs a GPU; use --bf16, or neither for FP32")
     if local:

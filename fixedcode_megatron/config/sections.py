@@ -336,6 +336,9 @@ class RuntimeConfig:
         "end the run, saying where each rank stands, when one makes no step for so long; default: "
         "--distributed-timeout-minutes",
     )
+    tp_comm_overlap_cfg: str | None = option(
+        None, "YAML file: Transformer Engine's settings of each product, for --tp-comm-overlap"
+    )
     count_parameters: bool = option(False, "print the parameter counts and exit")
     print_config: bool = option(False, "print the resolved configuration as a preset and exit")
 
