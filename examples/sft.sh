@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Fine-tune a model on conversations: JSON lines, loss on the answers alone (docs/sft.md).
 #
-#   bash examples/sft.sh --pretrained-checkpoint runs/quickstart/binary --train-data-path a.jsonl
-#   torchrun --nproc-per-node 8 examples/sft.sh --config BASE/config.yaml \
-#       --pretrained-checkpoint BASE --train-data-path train.jsonl --valid-data-path valid.jsonl \
-#       --train-iters 1500 --lr 2e-5      the base run's model, tokenizer and input interface
+#   torchrun --nproc-per-node 8 examples/sft.sh --config BASE/config.yaml --config sft \
+#       --pretrained-checkpoint BASE --train-data-path train.jsonl --valid-data-path valid.jsonl
+#   bash examples/sft.sh --pretrained-checkpoint runs/quickstart/binary --lr 5e-4 \
+#       --train-data-path train.jsonl     without --config: quickstart on CPUs, 1.7B on GPUs
 #   bash examples/sft.sh --config runs/sft/config.yaml --load runs/sft --skip-train \
 #       --valid-data-path test.jsonl      perplexity of the reference answers
 #
-# Without --config: the preset quickstart_sft on CPUs, paper_b_1.7b_sft on GPUs. The same command
-# again continues from the last checkpoint.
+# BASE is the folder of the base run, whose model, tokenizer and input interface are taken. The same
+# command again continues from the last checkpoint.
 #
 # This file is bash and Python at once, because torchrun starts its script with Python, whatever the
 # script's name. Bash reads the next line as the command `:`, does nothing, and runs what follows,
@@ -40,8 +40,8 @@ def default_flags(given: set[str]) -> list[str]:
     """Return the flags that stand in front of the user's, which win."""
     flags = ["--sft"]
     if "--config" not in given:
-        preset = "paper_b_1.7b_sft" if torch.cuda.is_available() else "quickstart_sft"
-        flags += ["--config", str(Path(__file__).parent / "configs" / f"{preset}.yaml")]
+        for name in ("paper_b_1.7b" if torch.cuda.is_available() else "quickstart", "sft"):
+            flags += ["--config", str(Path(__file__).parent / "configs" / f"{name}.yaml")]
     if "--skip-train" in given:
         return [*flags, "--run-dir", MEASURED]
     if not given & {"--save", "--load"}:

@@ -83,9 +83,8 @@ def check(cfg: RunConfig) -> list[str]:
         )
     if not local and cfg.data.sft and cfg.data.sft_packing:
         problems.append(
-            "--sft with --transformer-impl transformer_engine: its causal attention ignores the "
-            "mask between packed conversations; add --no-sft-packing or use --transformer-impl "
-            "local"
+            "--sft with Transformer Engine: its causal attention ignores the mask between packed "
+            "conversations; add --no-sft-packing or use --transformer-impl local (not with FP8)"
         )
     if cfg.transformer.fp16 and cfg.ddp.check_for_nan_in_grad:
         problems.append(

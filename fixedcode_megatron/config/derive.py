@@ -59,7 +59,7 @@ def _fine_tuning(cfg: RunConfig) -> None:
     packs_on_te = (
         cfg.data.sft_packing and availability.transformer_impl(cfg) == "transformer_engine"
     )
-    if packs_on_te and cfg.model.transformer_impl == "auto":
+    if packs_on_te and cfg.model.transformer_impl == "auto" and not cfg.transformer.fp8:
         cfg.set("transformer_impl", "local")
         cfg.notices.append(
             "--transformer-impl auto stands for local: Transformer Engine would not keep packed "

@@ -149,8 +149,8 @@ def test_the_example_tunes_over_the_base_runs_configuration(
     """And then measures what it has made, as docs/sft.md says; nobody's files are written over."""
     source = base("binary")
     before = {path: path.read_bytes() for path in source.glob("*.*")}
-    model = ["--config", str(source / "config.yaml"), "--seq-length", "96"]
-    model += ["--max-position-embeddings", "96"]
+    model = ["--config", str(source / "config.yaml"), "--config", "sft", "--seq-length", "96"]
+    model += ["--max-position-embeddings", "96", "--global-batch-size", "4"]
     data = ["--valid-data-path", str(conversations / "valid.jsonl")]
     tune = [*model, *data, "--train-data-path", str(conversations / "train.jsonl"), "--train-iters"]
     tune += ["3", "--pretrained-checkpoint", str(source), "--pipeline-model-parallel-size", "1"]

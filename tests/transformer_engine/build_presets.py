@@ -68,7 +68,7 @@ def main() -> None:
     from fixedcode_megatron.config.presets import PRESET_FOLDER
 
     found: dict[str, Any] = {}
-    for preset in sorted(path.stem for path in PRESET_FOLDER.glob("*.yaml")):
+    for preset in sorted({path.stem for path in PRESET_FOLDER.glob("*.yaml")} - {"sft"}):
         base = ["--config", preset, "--num-layers", "2"]
         base += ["--pipeline-model-parallel-size", "1", "--tensor-model-parallel-size", "1"]
         base += ["--no-sequence-parallel"]

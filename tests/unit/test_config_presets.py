@@ -6,7 +6,7 @@ from fixedcode_megatron.config import ConfigError, parse_args
 from fixedcode_megatron.config.presets import PRESET_FOLDER
 from fixedcode_megatron.config.sections import INPUT_INTERFACES
 
-PRESETS = sorted(path.stem for path in PRESET_FOLDER.glob("*.yaml"))
+PRESETS = sorted({path.stem for path in PRESET_FOLDER.glob("*.yaml")} - {"sft"})  # no model
 
 
 def trainable(cfg) -> dict[str, int]:
@@ -65,6 +65,21 @@ def test_printed_tree_is_a_preset_with_the_same_values(preset, tmp_path):
     saved = tmp_path / "config.yaml"
     saved.write_text(cfg.to_yaml())
     assert parse_args(["--config", str(saved)]).to_dict() == cfg.to_dict()
+
+
+@pytest.mark.parametrize("preset", PRESETS)
+def test_fine_tuning_goes_on_top_of_every_preset(preset, tmp_path):
+    """Of a preset, or of the configuration that a run of it has left."""
+    flags = ["--precision", "bf16"] if "fp8" in preset else []  # FP8 needs a GPU
+    base = parse_args(["--config", preset, *flags])
+    printed = tmp_path / "config.yaml"
+    printed.write_text(base.to_yaml())
+    for below in (preset, str(printed)):
+        tune = ["--config", below, "--config", "sft", "--train-data-path", "x.jsonl"]
+        cfg = parse_args([*tune, *flags])
+        assert cfg.data.sft and cfg.data.data_path is None and cfg.data.prepare_data == "none"
+        assert cfg.transformer.calculate_per_token_loss and cfg.optimizer.lr == 2e-5
+        assert cfg.transformer.hidden_size == base.transformer.hidden_size
 
 
 def test_unknown_keys_get_a_suggestion(tmp_path):
