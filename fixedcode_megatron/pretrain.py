@@ -63,6 +63,7 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     from fixedcode_megatron.training.checkpoint_load import load_checkpoint
     from fixedcode_megatron.training.folders import check_folders, check_space
     from fixedcode_megatron.training.hang import supervised
+    from fixedcode_megatron.training.initial_weights import record_initial_weights
     from fixedcode_megatron.training.loop import evaluate_split, train
     from fixedcode_megatron.training.metrics import MetricsLogger
     from fixedcode_megatron.training.start import checkpoint_to_load
@@ -88,6 +89,8 @@ def pretrain(cfg: RunConfig, runtime: Runtime) -> int:
     feeds = build_feeds(cfg, tokenizer, vocabulary.size)
     metrics = MetricsLogger(trainer, run_dir(cfg))
     _write_config(cfg, trainer.is_logging_rank)
+    if trainer.state.iteration == 0 and not cfg.training.skip_train:
+        record_initial_weights(trainer, run_dir(cfg))
     try:
         with supervised(trainer):
             if cfg.training.skip_train:

@@ -29,11 +29,11 @@ def initialize_weights(
     if not config.perform_initialization:
         return
     for model in models:
-        for tensor in _sharded_tensors(model):
+        for tensor in sharded_tensors(model):
             _draw(tensor, config, seed)
 
 
-def _sharded_tensors(model: MegatronModule) -> Iterator[ShardedTensor]:
+def sharded_tensors(model: MegatronModule) -> Iterator[ShardedTensor]:
     """The model's own parameter shards with their place in the global tensors."""
     for value in model.sharded_state_dict(metadata=_metadata()).values():
         if isinstance(value, ShardedTensor):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,14 @@ import torch
 
 from fixedcode_megatron import pretrain
 from fixedcode_megatron.baselines import Baselines, prediction_losses
-from fixedcode_megatron.data.datasets import BatchIterator, build_datasets
 from fixedcode_megatron.data.indexed import IndexedDatasetReader
 from fixedcode_megatron.data.plans import plan_splits
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.generation import generate
+from fixedcode_megatron.jobs.held_out import held_out_batches, validation_set
+from fixedcode_megatron.jobs.job import Job
 from fixedcode_megatron.model.gpt import run_vocabulary
 from fixedcode_megatron.quickstart.ablation import losses_without_each_bit
-from fixedcode_megatron.quickstart.plan import Job
 from fixedcode_megatron.training.checkpoint_files import checkpoint_path
 from fixedcode_megatron.training.checkpoint_load import load_checkpoint
 from fixedcode_megatron.training.data_feed import DataFeed
@@ -73,7 +72,7 @@ def analyse(job: Job, history: History, runtime: Runtime) -> Figures:
     trainer = build_trainer(job.cfg, runtime, vocabulary)
     path = checkpoint_path(job.checkpoints, job.train_iters)
     load_checkpoint(trainer, path, tokenizer_fingerprint=tokenizer.fingerprint)
-    feed = DataFeed(_validation_set(job, tokenizer), job.cfg)
+    feed = DataFeed(validation_set(job.cfg, tokenizer), job.cfg)
 
     def loss() -> float:
         value = evaluate(trainer, feed, job.cfg.training.eval_iters)
@@ -85,7 +84,7 @@ def analyse(job: Job, history: History, runtime: Runtime) -> Figures:
     _must_agree(validation_loss, history.validation[-1]["lm loss"], job)
     code = trainer.code
     return Figures(
-        interface=job.interface,
+        interface=job.name,
         input_parameters=sum(p.numel() for p in model.embedding.parameters()),
         trainable_parameters=sum(p.numel() for p in model.parameters() if p.requires_grad),
         optimizer_bytes=optimizer_bytes(trainer.optimizer),
@@ -149,41 +148,13 @@ def counting_baselines(job: Job) -> tuple[Baselines, int]:
         The losses, and the number of predictions.
     """
     tokenizer = pretrain.load_tokenizer(job.cfg)
-    batches = list(_evaluation_batches(job, _validation_set(job, tokenizer)))
+    batches = list(held_out_batches(job.cfg, validation_set(job.cfg, tokenizer)))
     kept = torch.cat([batch["loss_mask"] for batch in batches]) > 0
     contexts, targets = (
         torch.cat([batch[name] for batch in batches])[kept].numpy() for name in ("tokens", "labels")
     )
     size = pretrain.vocab_size(job.cfg, tokenizer)
     return prediction_losses(_training_tokens(job), contexts, targets, size), len(targets)
-
-
-def _held_out_samples(job: Job) -> int:
-    training = job.cfg.training
-    assert training.global_batch_size is not None
-    return training.eval_iters * training.global_batch_size
-
-
-def _evaluation_batches(job: Job, dataset: Any) -> Iterator[dict[str, torch.Tensor]]:
-    size = job.cfg.training.micro_batch_size
-    batches = BatchIterator(
-        dataset, consumed_samples=0, micro_batch_size=size, dp_rank=0, dp_size=1
-    )
-    for _ in range(_held_out_samples(job) // size):
-        yield next(batches)
-
-
-def _validation_set(job: Job, tokenizer: Tokenizer) -> Any:
-    _, dataset, _ = build_datasets(
-        job.cfg.data,
-        tokenizer,
-        seq_length=job.cfg.model.seq_length,
-        seed=job.cfg.training.seed,
-        samples=(0, _held_out_samples(job), 0),
-    )
-    if dataset is None:
-        raise UserError("--split leaves no validation documents: the quickstart needs some")
-    return dataset
 
 
 def _training_tokens(job: Job) -> np.ndarray:

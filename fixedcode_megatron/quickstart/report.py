@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fixedcode_megatron.baselines import Baselines
+from fixedcode_megatron.jobs.text import markdown_table, text_table
 from fixedcode_megatron.quickstart.analyse import (
     PROMPT,
     SAMPLE_SEED,
@@ -140,23 +141,6 @@ def caveat(report: Report) -> str:
         "a nat or so may change with the seed. Tokens per second are this machine's, with "
         "whatever else it was doing."
     )
-
-
-def text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table for terminals: first column to the left, numbers to the right."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-
-    def line(cells: Sequence[str]) -> str:
-        first, *rest = zip(cells, widths, strict=True)
-        return "  ".join([first[0].ljust(first[1]), *(text.rjust(width) for text, width in rest)])
-
-    return "\n".join([line(header), line(["-" * width for width in widths]), *map(line, rows)])
-
-
-def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A Markdown table, numbers to the right."""
-    marks = ["---", *["---:"] * (len(header) - 1)]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, marks, *rows))
 
 
 def to_text(report: Report) -> str:

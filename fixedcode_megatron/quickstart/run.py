@@ -19,14 +19,9 @@ from fixedcode_megatron import __version__, runtime
 from fixedcode_megatron.data.files import open_claimed, write_text_whole
 from fixedcode_megatron.data.recipes import prepare_python_library
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.quickstart.plan import (
-    DEFAULT_RUN_DIR,
-    Job,
-    plan_jobs,
-    refuse_changed_flags,
-    uses_own_data,
-)
-from fixedcode_megatron.quickstart.progress import TrainingView, clock
+from fixedcode_megatron.jobs.job import Job, refuse_changed_flags
+from fixedcode_megatron.jobs.progress import TrainingView, clock
+from fixedcode_megatron.quickstart.plan import DEFAULT_RUN_DIR, plan_jobs, uses_own_data
 from fixedcode_megatron.training.metrics_file import METRICS_FILE, History, read_history
 
 if TYPE_CHECKING:
@@ -49,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     own, extra = _parser().parse_known_args(argv)
     _configure_output()
-    from fixedcode_megatron.quickstart.training import Interrupted
+    from fixedcode_megatron.jobs.training import Interrupted
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
@@ -96,14 +91,14 @@ def _run(jobs: Sequence[Job], run_dir: str, lock: IO[bytes]) -> None:
 
 
 def _train_all(jobs: Sequence[Job], lock: IO[bytes]) -> None:
-    from fixedcode_megatron.quickstart.training import is_finished, train, trained_iterations
+    from fixedcode_megatron.jobs.training import is_finished, train, trained_iterations
 
     todo = [job for job in jobs if not is_finished(job)]
     left = sum(max(0, job.train_iters - trained_iterations(job)) for job in todo)
     view = TrainingView(sys.stdout, left)
     for number, job in enumerate(jobs, start=1):
-        title = f"[{number}/{len(jobs)}] {job.interface}"
-        print(f"{title}: {_EXPLANATIONS[job.interface]}", flush=True)
+        title = f"[{number}/{len(jobs)}] {job.name}"
+        print(f"{title}: {_EXPLANATIONS[job.name]}", flush=True)
         if job in todo:
             train(job, title, view, lock)
         else:
@@ -114,7 +109,7 @@ def _measure(jobs: Sequence[Job]) -> tuple[Report, dict[str, History]]:
     from fixedcode_megatron.quickstart import analyse
     from fixedcode_megatron.quickstart.report import Report
 
-    histories = {job.interface: read_history(job.folder / METRICS_FILE) for job in jobs}
+    histories = {job.name: read_history(job.folder / METRICS_FILE) for job in jobs}
     checksums = {name: history.data_checksum for name, history in histories.items()}
     if len(set(checksums.values())) != 1:
         raise UserError(
@@ -125,8 +120,8 @@ def _measure(jobs: Sequence[Job]) -> tuple[Report, dict[str, History]]:
     started = runtime.initialize(jobs[0].cfg)
     models = []
     for job in jobs:
-        print(f"  {job.interface}", flush=True)
-        models.append(analyse.analyse(job, histories[job.interface], started))
+        print(f"  {job.name}", flush=True)
+        models.append(analyse.analyse(job, histories[job.name], started))
     report = Report(
         models=models,
         baselines=baselines,

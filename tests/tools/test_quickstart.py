@@ -21,18 +21,18 @@ from fixedcode_megatron.data.files import open_claimed
 from fixedcode_megatron.data.indexed import IndexedDatasetReader, IndexedDatasetWriter
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.jobs.progress import TrainingView, clock
+from fixedcode_megatron.jobs.text import text_table
 from fixedcode_megatron.quickstart import run
 from fixedcode_megatron.quickstart.ablation import losses_without_each_bit, zeroed_bit
 from fixedcode_megatron.quickstart.analyse import Figures
 from fixedcode_megatron.quickstart.curves import smoothed
 from fixedcode_megatron.quickstart.plan import plan_jobs
-from fixedcode_megatron.quickstart.progress import TrainingView, clock
 from fixedcode_megatron.quickstart.report import (
     Report,
     bit_rows,
     bit_sentences,
     model_rows,
-    text_table,
 )
 from fixedcode_megatron.training.metrics_file import read_history
 

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import IO, Any
 
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.quickstart.plan import Job
-from fixedcode_megatron.quickstart.progress import TrainingView
+from fixedcode_megatron.jobs.job import Job
+from fixedcode_megatron.jobs.progress import TrainingView
 from fixedcode_megatron.training.checkpoint_files import read_tracker
 from fixedcode_megatron.training.metrics_file import METRICS_FILE, read_history
 
@@ -89,7 +89,7 @@ def train(job: Job, title: str, view: TrainingView, lock: IO[bytes]) -> None:
     if process.returncode or not is_finished(job):
         told = "\n".join(tail)
         raise UserError(
-            f"{told}\ntraining of {job.interface} ended with status {process.returncode} at "
+            f"{told}\ntraining of {job.name} ended with status {process.returncode} at "
             f"iteration {trained_iterations(job)} of {job.train_iters}; its whole log is {log_path}"
         )
 

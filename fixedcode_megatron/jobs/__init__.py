@@ -1,0 +1,1 @@
+"""Trainings as programs of their own: the quickstart's and those of a comparison."""
