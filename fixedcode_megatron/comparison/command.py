@@ -1,0 +1,172 @@
+"""`tools/compare_runs.py`: train what a grid lacks, then report what its numbers support."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import logging
+import shlex
+import signal
+import sys
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from fixedcode_megatron import runtime
+from fixedcode_megatron.comparison.grid import Grid, read_grid
+from fixedcode_megatron.comparison.slurm import sbatch_command, submit
+from fixedcode_megatron.data.files import open_claimed
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.jobs.progress import TrainingView
+from fixedcode_megatron.jobs.text import text_table
+from fixedcode_megatron.planning.options import count
+
+if TYPE_CHECKING:
+    from fixedcode_megatron.jobs.job import Job
+
+LOCK = ".compare.lock"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Compare the runs of a grid.
+
+    Returns
+    -------
+    int
+        0 when all is done, 2 after a mistake, 128 + its number after a signal.
+    """
+    options = _parser().parse_args(argv)
+    logging.basicConfig(format="  %(message)s", level=logging.INFO, stream=sys.stdout)
+    logging.getLogger("megatron").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"megatron\.core")
+    from fixedcode_megatron.jobs.training import Interrupted
+
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        grid = read_grid(options.grid, folder=options.folder, processes=options.nproc_per_node)
+        _compare(grid, options)
+    except UserError as error:
+        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
+        return 2
+    except (Interrupted, KeyboardInterrupt) as stop:
+        print("\nstopped: run the same command again to continue", flush=True)
+        return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
+    finally:
+        runtime.shutdown()
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="compare_runs.py",
+        allow_abbrev=False,
+        description="Train every run of a grid that is not complete yet, one after the other, and "
+        "write a report. Interrupted with Ctrl-C, the same command continues. docs/comparisons.md "
+        "says what a grid file holds.",
+    )
+    parser.add_argument("grid", type=Path, help="YAML file, such as examples/grids/quickstart.yaml")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--list", action="store_true", help="say how far each run is, and stop")
+    what.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print each missing run's command and, with `gpu` in the grid, what it will cost",
+    )
+    what.add_argument("--slurm", action="store_true", help="print an sbatch command for each")
+    what.add_argument("--submit", action="store_true", help="submit them")
+    what.add_argument("--report", action="store_true", help="report on the complete runs alone")
+    parser.add_argument("--folder", help="where runs and report go, in place of the grid's")
+    parser.add_argument("--nproc-per-node", type=count, help="ranks of each run, by torchrun")
+    parser.add_argument(
+        "--device", default="cpu", help="where hidden states are computed for the report"
+    )
+    return parser
+
+
+def _compare(grid: Grid, options: argparse.Namespace) -> None:
+    from fixedcode_megatron.comparison.matched import refuse_foreign_settings
+    from fixedcode_megatron.comparison.runs import plan_runs
+    from fixedcode_megatron.jobs.training import is_finished
+
+    jobs = plan_runs(grid)
+    refuse_foreign_settings(jobs)
+    missing = [job for job in jobs if not is_finished(job)]
+    if options.list:
+        _list(jobs)
+    elif options.dry_run:
+        _dry_run(grid, missing)
+    elif options.slurm:
+        for job in missing:
+            print(shlex.join(sbatch_command(grid, job)))
+    elif options.submit:
+        for job in missing:
+            print(submit(grid, job), flush=True)
+    else:
+        with _claimed(grid.folder) as lock:
+            if missing and not options.report:
+                missing = _train(grid, [job.name for job in missing], lock)
+            _report(grid, jobs, missing, options.device)
+
+
+@contextlib.contextmanager
+def _claimed(folder: Path) -> Iterator[IO[bytes]]:
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = open_claimed(folder / LOCK)
+    if lock is None:
+        raise UserError(f"another comparison works in {folder}: wait for it, or give --folder")
+    with lock:
+        yield lock
+
+
+def _list(jobs: Sequence[Job]) -> None:
+    from fixedcode_megatron.jobs.training import is_finished, trained_iterations
+
+    rows = [
+        (
+            job.name,
+            f"{trained_iterations(job):,}",
+            f"{job.train_iters:,}",
+            "complete" if is_finished(job) else "missing",
+        )
+        for job in jobs
+    ]
+    print(text_table(("run", "iteration", "of", ""), rows))
+
+
+def _dry_run(grid: Grid, missing: Sequence[Job]) -> None:
+    for job in missing:
+        print(f"# {job.name}\n{job.command_text}")
+    if not missing:
+        print("every run is complete")
+    elif grid.gpu:
+        from fixedcode_megatron.comparison.cost import HEADER, cost_note, cost_rows
+
+        print(f"\n{text_table(HEADER, cost_rows(grid, missing))}\n{cost_note(grid)}")
+
+
+def _train(grid: Grid, names: Sequence[str], lock: IO[bytes]) -> list[Job]:
+    """Train the runs that are missing; returns what is missing then: nothing."""
+    from fixedcode_megatron.comparison.runs import plan_runs
+    from fixedcode_megatron.jobs.training import train, trained_iterations
+
+    jobs = [job for job in plan_runs(grid, here=True) if job.name in names]
+    left = sum(job.train_iters - trained_iterations(job) for job in jobs)
+    view = TrainingView(sys.stdout, left)
+    for number, job in enumerate(jobs, start=1):
+        train(job, f"[{number}/{len(jobs)}] {job.name}", view, lock)
+    return []
+
+
+def _report(grid: Grid, jobs: Sequence[Job], missing: Sequence[Job], device: str) -> None:
+    from fixedcode_megatron.comparison.page import write_report
+    from fixedcode_megatron.comparison.report import make_report
+
+    complete = [job for job in jobs if job not in missing]
+    if not complete:
+        raise UserError(f"{grid.folder}: no run is complete, so there is nothing to report")
+    report = make_report(grid, complete, [job.name for job in missing], device)
+    write_report(grid.folder, report)
+    print(text_table(report.tables[0].header, report.tables[0].rows))
+    print("\n".join(["", *report.findings, ""]))
+    print(f"{grid.folder}: report.html, report.md, csv/, and a folder for each run")

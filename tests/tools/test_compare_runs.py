@@ -1,0 +1,244 @@
+"""`tools/compare_runs.py` at a tiny size: what it trains, resumes, refuses and reports."""
+
+import csv
+import html
+import json
+import math
+import re
+import shutil
+import signal
+import subprocess
+
+import numpy as np
+import pytest
+
+from fixedcode_megatron.comparison.command import main
+from fixedcode_megatron.comparison.grid import read_grid
+from fixedcode_megatron.comparison.matched import OF_THE_LAUNCH
+from fixedcode_megatron.comparison.runs import plan_runs
+from fixedcode_megatron.config.tree import OPTIONS
+from fixedcode_megatron.data.indexed import IndexedDatasetWriter
+from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.training.metrics_file import read_history
+
+VOCAB_SIZE = 50  # K = 6; the head has 128 rows
+ITERATIONS = 6
+MODEL = (
+    f"--vocab-size {VOCAB_SIZE} --tokenizer-type NullTokenizer --num-layers 2 --hidden-size 36 "
+    "--num-attention-heads 2 --ffn-hidden-size 40 --seq-length 16 --micro-batch-size 2 "
+    "--global-batch-size 4 --normalization RMSNorm --disable-bias-linear --lr 1e-2 "
+    "--hidden-dropout 0 --attention-dropout 0 --lr-warmup-iters 1 --eval-interval 2 --eval-iters 3 "
+    f"--train-iters {ITERATIONS} --log-interval 1 --split 80,20,0"
+)
+RUNS = ["learned-seed1", "learned-seed2", "binary-seed1", "binary-seed2"]
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch):
+    """The tool's handler of SIGTERM is taken back, and its processes use one thread."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    prefix = tmp_path_factory.mktemp("data") / "corpus"
+    random = np.random.default_rng(0)
+    with IndexedDatasetWriter(prefix, "uint16") as writer:
+        for _ in range(40):
+            start = int(random.integers(VOCAB_SIZE))
+            writer.add_document([(start + 7 * i) % VOCAB_SIZE for i in range(30)])
+        writer.commit()
+    return prefix
+
+
+def write_grid(path, text):
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data):
+    """A grid of two interfaces and two seeds, trained: the grid file and the folder."""
+    folder = tmp_path_factory.mktemp("compare")
+    grid = write_grid(
+        folder / "grid.yaml",
+        f"title: Two <inputs>\nfolder: {folder}/out\nflags: {MODEL} --data-path {data}\n"
+        "axes:\n  input_interface: [learned, binary]\n  seed: [1, 2]\n",
+    )
+    assert main([str(grid)]) == 0
+    return grid, folder / "out"
+
+
+def logs(folder):
+    return {name: (folder / name / "train.log").read_text() for name in RUNS}
+
+
+def final(folder, name):
+    return read_history(folder / name / "metrics.jsonl").validation[-1]["lm loss"]
+
+
+def test_run_again_it_does_nothing(finished, capsys):
+    grid, folder = finished
+    before, page = logs(folder), (folder / "report.html").read_text()
+    assert main([str(grid)]) == 0
+    assert logs(folder) == before
+    assert (folder / "report.html").read_text() == page
+    capsys.readouterr()
+    assert main([str(grid), "--slurm"]) == 0 and capsys.readouterr().out == ""
+    assert main([str(grid), "--dry-run"]) == 0
+    assert capsys.readouterr().out == "every run is complete\n"
+
+
+def test_a_deleted_run_is_trained_again_and_resumes_where_it_was_interrupted(finished, capsys):
+    grid, folder = finished
+    name, before = "binary-seed1", logs(folder)
+    loss, page = final(folder, name), (folder / "csv" / "runs.csv").read_text()
+    shutil.rmtree(folder / name)
+    assert main([str(grid), "--list"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "missing" in line] \
+        == [name]  # fmt: skip
+    assert main([str(grid), "--slurm"]) == 0
+    command = capsys.readouterr().out
+    assert command.startswith(f"sbatch --job-name={name} ") and command.count("\n") == 1
+    assert f"RUN_FOLDER={folder}/{name}/checkpoints" in command
+    (job,) = [job for job in plan_runs(read_grid(grid)) if job.name == name]
+    subprocess.run([*job.command, "--exit-interval", "3"], check=True, capture_output=True)
+    assert len(read_history(folder / name / "metrics.jsonl").train) == 3
+    assert main([str(grid)]) == 0
+    after = logs(folder)
+    assert "continuing from" in after.pop(name)
+    assert after == {other: log for other, log in before.items() if other != name}
+    assert final(folder, name) == loss
+    assert (folder / "csv" / "runs.csv").read_text() == page
+
+
+def test_a_run_of_another_flag_is_refused_by_its_name(finished, capsys):
+    grid, folder = finished
+    path = folder / "learned-seed2" / "config.yaml"
+    text = path.read_text()
+    path.write_text(text.replace("clip_grad: 1.0", "clip_grad: 0.5"))
+    assert main([str(grid)]) == 2
+    found = capsys.readouterr().err
+    assert "learned-seed2 was trained with other settings" in found
+    assert "--clip-grad 0.5 then, 1.0 now" in found
+    path.write_text(text.replace("save_interval: null", "save_interval: 3"))
+    assert main([str(grid), "--list"]) == 0  # how often it was saved changes nothing
+    path.write_text(text)
+
+
+def test_runs_of_other_data_or_weights_are_refused(finished, capsys):
+    grid, folder = finished
+    metrics, weights = (
+        folder / "binary-seed2" / n for n in ("metrics.jsonl", "initial_weights.json")
+    )
+    text = metrics.read_text()
+    rows = [json.loads(line) for line in text.splitlines()]
+    at_three = next(r for r in rows if r["kind"] == "train" and r["iteration"] == 3)
+    at_three["data checksum"] += 1
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert main([str(grid)]) == 2
+    assert "learned-seed2 and binary-seed2 have not read the same samples" in (
+        error := capsys.readouterr().err
+    )
+    assert "at iteration 3" in error
+    metrics.write_text(text)
+    record = weights.read_text()
+    content = json.loads(record)
+    content["head"]["checksum"] = "0" * 16
+    weights.write_text(json.dumps(content))
+    assert main([str(grid)]) == 2
+    assert "started with other weights in the head" in capsys.readouterr().err
+    weights.write_text(record)
+
+
+def tables_of_page(page):
+    """``{key: rows of cells}`` of every table in the page."""
+    return {
+        key: [
+            [html.unescape(cell) for cell in re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)]
+            for row in re.findall(r"<tr>(.*?)</tr>", body)
+        ]
+        for key, body in re.findall(r'<table data-table="(\w+)">(.*?)</table>', page, re.S)
+    }
+
+
+def test_page_markdown_and_csv_have_the_same_numbers(finished):
+    _, folder = finished
+    page, text = (folder / "report.html").read_text(), (folder / "report.md").read_text()
+    tables = tables_of_page(page)
+    files = {path.stem: list(csv.reader(path.open())) for path in (folder / "csv").glob("*.csv")}
+    assert tables == files
+    for key in ("summary", "machine", "gradients", "ranks", "runs"):
+        for row in files[key]:
+            assert "| " + " | ".join(row) + " |" in text
+    assert {"loss_tokens", "loss_time", "gradient_head", "effective_rank"} <= files.keys()
+
+
+def test_numbers_of_the_report(finished):
+    _, folder = finished
+    files = {
+        path.stem: list(csv.DictReader(path.open())) for path in (folder / "csv").glob("*.csv")
+    }
+    # Head 128 x 36; a layer: QKV 36 x 108, projection 36 x 36, MLP 2 x 36 x 40, two norms; a norm.
+    fixed = 128 * 36 + 2 * (36 * 108 + 36 * 36 + 2 * 36 * 40 + 2 * 36) + 36
+    learned, binary = files["summary"]
+    assert learned["parameters"] == f"{fixed + 128 * 36:,}" and binary["parameters"] == f"{fixed:,}"
+    assert binary["input parameters"] == "0" and binary["seeds"] == "2"
+    ppl = {n: math.exp(final(folder, n)) for n in RUNS}
+    a, b = (ppl["binary-seed1"], ppl["binary-seed2"])
+    mean = (a + b) / 2
+    assert binary["mean perplexity"] == f"{mean:,.3f}"
+    assert binary["seed range / mean"] == f"{abs(a - b) / mean:.2%}"
+    reference = (ppl["learned-seed1"] + ppl["learned-seed2"]) / 2
+    assert binary["against the first"] == f"{mean / reference - 1:+.2%}"
+    weights = {row["run"]: (row["initial layers"], row["initial head"]) for row in files["runs"]}
+    assert weights["learned-seed1"] == weights["binary-seed1"] != weights["binary-seed2"]
+    ranks = {(row["variant"], row["after"]): int(row["rank"]) for row in files["ranks"]}
+    assert ranks["binary", "input"] <= 6  # Proposition 3
+    assert ranks["learned", "input"] > 6 and ranks["binary", "layer 1"] > 6
+    last = [row for row in files["loss_tokens"] if row["variant"] == "binary"][-1]
+    assert float(last["tokens (millions)"]) == ITERATIONS * 4 * 16 / 1e6
+    losses = sorted(final(folder, n) for n in ("binary-seed1", "binary-seed2"))
+    assert [last["least"], last["largest"]] == [f"{loss:.4f}" for loss in losses]
+    assert files["gradients"][1]["input"] == "-" and float(files["gradients"][0]["input"]) > 0
+
+
+def test_settings_of_the_launch_are_settings():
+    assert OPTIONS.keys() >= OF_THE_LAUNCH
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("axes: {seed: [1]}", "compare: None is no axis that can be compared"),
+        ("axis: {lr: [1]}", "axis: no such key; did you mean axes?"),
+        ("flags: --lr 1", "axes: missing"),
+        ("axes: {lr: []}", "axis lr: has no values"),
+        ("axes: {input_interfaces: [binary]}", "did you mean input_interface?"),
+        ("axes: {lr: [1, 1]}", "axis lr: 1 stands there twice"),
+        ("axes: {deep: {a b: --lr 1, ab: --lr 2}}", "two runs have the name ab"),
+        ("axes: {lr: [1]}\nflags: --save x", "--save has no place in a grid"),
+        ("axes: {lr: [1]}\nprocesses: none", "processes: none; give a whole number"),
+        ("axes: {lr: [1]}\ncompare: seed", "compare: seed is no axis that can be compared"),
+        ("- 1", "a grid holds `name: value` lines"),
+        ("axes: [", "not valid YAML"),
+    ],
+)
+def test_mistakes_in_a_grid(tmp_path, text, problem):
+    path = write_grid(tmp_path / "grid.yaml", text)
+    with pytest.raises(UserError) as error:
+        read_grid(path)
+    assert problem in str(error.value) and str(path) in str(error.value)
+
+
+def test_unknown_flags_are_named_once(tmp_path):
+    path = write_grid(
+        tmp_path / "grid.yaml",
+        "config: quickstart\nflags: --train-iter 5\naxes: {seed: [1, 2], input_interface: [gf2]}",
+    )
+    with pytest.raises(UserError) as error:
+        plan_runs(read_grid(path))
+    assert str(error.value).count("--train-iter: no such flag; did you mean --train-iters?") == 1
