@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from fixedcode_megatron.evaluation.tasks import LoadedTasks
+    from fixedcode_megatron.interop.models import LoadedModel
 
 _DESCRIPTION = """
 Measure a model on tasks of EleutherAI's lm-evaluation-harness: a checkpoint of any parallel layout,
@@ -100,15 +101,11 @@ def _processes(options: argparse.Namespace) -> Iterator[tuple[int, int]]:
             dist.destroy_process_group()
 
 
-def _with_checkpoint(
-    options: argparse.Namespace, tasks: LoadedTasks | None, rank: int, size: int
-) -> Any:
-    from fixedcode_megatron.evaluation.native_lm import NativeLM
-    from fixedcode_megatron.evaluation.scoring import Scorer, Team
+def _load(options: argparse.Namespace, rank: int, size: int) -> LoadedModel:
     from fixedcode_megatron.interop.models import load_model
     from fixedcode_megatron.interop.tensor_parallel import Share
 
-    loaded = load_model(
+    return load_model(
         options.load,
         step=options.ckpt_step,
         tokenizer_model=options.tokenizer_model,
@@ -116,6 +113,15 @@ def _with_checkpoint(
         trust_remote_code=options.trust_remote_code,
         share=Share(rank, size) if size > 1 else None,
     )
+
+
+def _with_checkpoint(
+    options: argparse.Namespace, tasks: LoadedTasks | None, rank: int, size: int
+) -> Any:
+    from fixedcode_megatron.evaluation.native_lm import NativeLM
+    from fixedcode_megatron.evaluation.scoring import Scorer, Team
+
+    loaded = _load(options, rank, size)
     team = Team(Scorer(loaded))
     if tasks is None:
         team.follow()
@@ -134,17 +140,8 @@ def _with_folder(
     from transformers import AutoTokenizer
 
     from fixedcode_megatron.interop.hf_folder import RECORD
-    from fixedcode_megatron.interop.models import load_model
-    from fixedcode_megatron.interop.tensor_parallel import Share
 
-    loaded = load_model(
-        options.load,
-        step=options.ckpt_step,
-        tokenizer_model=options.tokenizer_model,
-        device=options.device,
-        trust_remote_code=options.trust_remote_code,
-        share=Share(rank, size) if size > 1 else None,
-    )
+    loaded = _load(options, rank, size)
     where = options.tokenizer_model or options.load
     try:
         tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=True)

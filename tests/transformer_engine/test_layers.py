@@ -23,10 +23,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def built():
+def run_without_the_compiled_part(module, *arguments):
+    """What a module of this folder prints last, from its JSON."""
+    name = f"tests.transformer_engine.{module}"
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", "tests.transformer_engine.build_presets", WHEEL],
+        [sys.executable, "-W", "ignore", "-m", name, WHEEL, *arguments],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -35,6 +36,11 @@ def built():
     )
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def built():
+    return run_without_the_compiled_part("build_presets")
 
 
 def test_parameters_and_sharded_keys_are_those_of_the_local_layers(built):

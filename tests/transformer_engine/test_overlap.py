@@ -1,9 +1,6 @@
 """Communication inside matrix products: what Transformer Engine's real function is called with."""
 
-import json
-import os
 import re
-import subprocess
 import sys
 
 import pytest
@@ -11,7 +8,7 @@ import pytest
 from fixedcode_megatron.config import parse_args
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.tp_overlap import read_settings
-from tests.transformer_engine.test_layers import ROOT, WHEEL
+from tests.transformer_engine.test_layers import WHEEL, run_without_the_compiled_part
 
 SHAPE = (
     "--config paper_b_1.7b --tensor-model-parallel-size 2 --sequence-parallel "
@@ -30,18 +27,8 @@ def test_buffers_fit_the_run(tmp_path):
         "fp8_current": ["FP8"],
         "fp8_current --first-last-layers-bf16": ["FP8", "NONE"],
     }
-    module = "tests.transformer_engine.overlap_call"
     runs = [f"{common} {precision}" for precision in modes]
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", module, WHEEL, *runs],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    error, calls = json.loads(result.stdout.splitlines()[-1])
+    error, calls = run_without_the_compiled_part("overlap_call", *runs)
     assert error.startswith("--tp-comm-overlap: ") and error.endswith("; or leave it out")
     for call, wanted in zip(calls, modes.values(), strict=True):
         # 256 positions, half of them on each context-parallel rank, 3 sequences; width 2048.
