@@ -1,6 +1,7 @@
 # `make quickstart` and `make test` work as the first command on a fresh clone: both set up `.venv`.
 # PYTHON chooses the interpreter: make PYTHON=python3.12 test
 PYTHON ?= python3
+CHROMIUM ?= chromium
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check
@@ -22,11 +23,12 @@ TT_DIR := $(VENV)/torchtitan-$(TT)
 MCORE_TESTS := tests/transformer_engine tests/distributed $(wildcard tests/unit/test_config_*.py) tests/unit/test_data_datasets.py
 MUON_TESTS := tests/distributed/test_muon.py
 
-.PHONY: help setup quickstart test test-full lint clean
+.PHONY: help setup quickstart report test test-full lint clean
 
 help:
 	@echo "make setup       create $(VENV) and install into it (once)"
 	@echo "make quickstart  train learned, binary and gf2 models on this machine's CPU and compare them"
+	@echo "make report      run the quickstart's comparison and photograph its page (needs Chromium)"
 	@echo "make test        lint, types and all tests that a change must pass"
 	@echo "make test-full   the same with the long proofs"
 
@@ -60,6 +62,12 @@ $(TT_DIR)/.ready: $(VENV)/.ready
 
 quickstart: setup
 	$(BIN)/python tools/quickstart.py
+
+report: setup
+	$(BIN)/python tools/compare_runs.py examples/grids/quickstart.yaml
+	$(CHROMIUM) --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,2250 \
+	    --screenshot=$(CURDIR)/docs/images/comparison.png \
+	    file://$(CURDIR)/runs/compare_quickstart/report.html
 
 lint: setup
 	$(BIN)/ruff check .

@@ -99,6 +99,7 @@ def _read(path: Path, iteration: int) -> list[Spectrum] | None:
 def _measure(job: Job, device: str) -> list[Spectrum]:
     from fixedcode_megatron.interop.models import load_model
 
+    logger.info("%s: measuring the hidden states of its last checkpoint", job.name)
     loaded = load_model(job.checkpoints, step=job.train_iters, device=device)
     model = loaded.model.float()
     tokens = _tokens(job, loaded.tokenizer, _TOKENS_PER_WIDTH * model.config.hidden_size)

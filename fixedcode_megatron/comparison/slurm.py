@@ -14,12 +14,21 @@ JOB_FILE = "slurm_job_id.txt"
 
 
 def sbatch_command(grid: Grid, job: Job) -> list[str]:
-    """The command that submits a run; its script continues the run until it is complete."""
+    """The command that submits a run; its script continues the run until it is complete.
+
+    Raises
+    ------
+    UserError
+        If the run names no preset: the program that the scripts start would choose one.
+    """
+    if "--config" not in job.flags:
+        raise UserError(
+            f"run {job.name}: on Slurm a run needs a preset; name it with `config` in the grid"
+        )
     return [
         "sbatch",
-        f"--job-name={job.name}",
+        f"--job-name={grid.folder.name}-{job.name}",
         f"--export=ALL,RUN_FOLDER={job.checkpoints}",
-        f"--output={job.folder}/slurm_%j.log",
         *grid.slurm_options,
         grid.slurm_script,
         *job.flags,

@@ -4,10 +4,12 @@ import csv
 import html
 import json
 import math
+import os
 import re
 import shutil
 import signal
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from fixedcode_megatron.data.indexed import IndexedDatasetWriter
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.training.metrics_file import read_history
 
+GRIDS = Path(__file__).parents[2] / "examples" / "grids"
 VOCAB_SIZE = 50  # K = 6; the head has 128 rows
 ITERATIONS = 6
 MODEL = (
@@ -100,10 +103,6 @@ def test_a_deleted_run_is_trained_again_and_resumes_where_it_was_interrupted(fin
     assert main([str(grid), "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "missing" in line] \
         == [name]  # fmt: skip
-    assert main([str(grid), "--slurm"]) == 0
-    command = capsys.readouterr().out
-    assert command.startswith(f"sbatch --job-name={name} ") and command.count("\n") == 1
-    assert f"RUN_FOLDER={folder}/{name}/checkpoints" in command
     (job,) = [job for job in plan_runs(read_grid(grid)) if job.name == name]
     subprocess.run([*job.command, "--exit-interval", "3"], check=True, capture_output=True)
     assert len(read_history(folder / name / "metrics.jsonl").train) == 3
@@ -204,6 +203,59 @@ def test_numbers_of_the_report(finished):
     losses = sorted(final(folder, n) for n in ("binary-seed1", "binary-seed2"))
     assert [last["least"], last["largest"]] == [f"{loss:.4f}" for loss in losses]
     assert files["gradients"][1]["input"] == "-" and float(files["gradients"][0]["input"]) > 0
+
+
+def test_slurm_gets_a_command_for_each_missing_run(tmp_path, capsys):
+    axes = "axes: {input_interface: [learned, gf2]}\n"
+    grid = write_grid(
+        tmp_path / "grid.yaml", f"config: quickstart\nfolder: {tmp_path}/a\nprocesses: 2\n{axes}"
+        "slurm: {script: my.sbatch, options: --nodes=1 --time=2:00:00}\n",
+    )  # fmt: skip
+    assert main([str(grid), "--slurm"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    folder = f"{tmp_path}/a/learned"
+    assert first == (
+        f"sbatch --job-name=a-learned --export=ALL,RUN_FOLDER={folder}/checkpoints --nodes=1 "
+        "--time=2:00:00 my.sbatch --config quickstart --input-interface learned "
+        f"--run-dir {folder} --save {folder}/checkpoints --load {folder}/checkpoints"
+    )
+    assert "--job-name=a-gf2" in second
+    assert main([str(grid), "--dry-run"]) == 0
+    command = capsys.readouterr().out.splitlines()[1]
+    assert command.startswith("python -m torch.distributed.run --standalone --nproc-per-node 2 -m")
+    assert not (tmp_path / "a").exists()
+    write_grid(grid, axes)
+    assert main([str(grid), "--slurm", "--folder", str(tmp_path / "b")]) == 2
+
+
+def test_submitted_runs_are_not_submitted_again(tmp_path, monkeypatch, capsys):
+    for name, body in (("sbatch", "echo 17; echo $1 >> $LOG"), ("squeue", "echo $3 | grep 17")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setenv("LOG", str(tmp_path / "log"))
+    grid = write_grid(
+        tmp_path / "grid.yaml",
+        f"config: quickstart\nfolder: {tmp_path}/a\naxes: {{input_interface: [gf2]}}\n",
+    )
+    assert main([str(grid), "--submit"]) == 0
+    assert capsys.readouterr().out == "gf2: job 17\n"
+    assert main([str(grid), "--submit"]) == 0
+    assert capsys.readouterr().out == "gf2: job 17 is in the queue already\n"
+    assert (tmp_path / "log").read_text() == "--parsable\n"
+
+
+@pytest.mark.parametrize("name", ["paper_a", "paper_b"])
+def test_the_planner_tells_what_the_papers_grids_cost(name, capsys):
+    assert main([str(GRIDS / f"{name}.yaml"), "--dry-run", "--folder", "no/such"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (title,) = [i for i, line in enumerate(lines) if line.split()[:2] == ["run", "GiB"]]
+    rows = [line.split() for line in lines[title + 2 : -1]]
+    assert len(rows) == {"paper_a": 28, "paper_b": 4}[name]
+    assert rows[0][2] == {"paper_a": "17.1B", "paper_b": "100.0B"}[name]  # the papers' tokens
+    assert rows[-1][0] == "all"
+    hours = sum(float(row[-2].replace(",", "")) for row in rows[:-1])
+    assert float(rows[-1][1].replace(",", "")) == pytest.approx(hours, abs=len(rows) / 2)
 
 
 def test_settings_of_the_launch_are_settings():
