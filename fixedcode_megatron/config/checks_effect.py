@@ -140,7 +140,9 @@ def _notice_partial_effects(cfg: RunConfig) -> None:
     unused = [
         name
         for name in cfg.given
-        if name.startswith(("adam_", "sgd_", "muon_")) and not name.startswith(used)
+        if name.startswith(("adam_", "sgd_", "muon_"))
+        and not name.startswith(used)
+        and cfg.is_chosen(name)
     ]
     cfg.notices += [
         f"{flag_of(name)} has no effect with --optimizer {cfg.optimizer.optimizer}"

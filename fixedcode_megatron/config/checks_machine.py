@@ -94,7 +94,7 @@ def _needs(cfg: RunConfig) -> list[str]:
     if local:
         wanted = [name for name in _WITHOUT_LOCAL if name in OPTIONS and cfg.get(name)]
         problems += [f"{usual_flag(name)}: needs {_TE}" for name in wanted]
-        if "attention_backend" in cfg.given:
+        if cfg.is_chosen("attention_backend"):
             cfg.notices.append(
                 "--attention-backend has no effect on torch-native layers: PyTorch chooses"
             )

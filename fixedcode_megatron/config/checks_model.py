@@ -134,7 +134,7 @@ def interface(cfg: RunConfig) -> list[str]:
         "lowdim": ("scale", "offset", "seed", "shift"),
     }
     for field in without_effect.get(name, ()):
-        if f"code_{field}" in cfg.given:
+        if cfg.is_chosen(f"code_{field}"):
             flag = flag_of(f"code_{field}")
             cfg.notices.append(f"{flag} has no effect with --input-interface {name}")
     if cfg.model.vocab_size is not None:

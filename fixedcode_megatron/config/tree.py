@@ -72,6 +72,13 @@ class RunConfig:
         """Return the value of an option by its name alone."""
         return getattr(getattr(self, OPTIONS[name].sections[0]), name)
 
+    def is_chosen(self, name: str) -> bool:
+        """Whether somebody chose an option: by its flag, or in a file by another value than its
+        default. The files that runs write hold every option.
+        """
+        source = self.given.get(name)
+        return source == "flag" or (source is not None and self.get(name) != OPTIONS[name].default)
+
     def set(self, name: str, value: Any) -> None:
         """Set an option in every section that holds it."""
         for section in OPTIONS[name].sections:

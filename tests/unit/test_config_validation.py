@@ -233,6 +233,17 @@ def test_without_effect_is_said():
     assert "--code-seed has no effect with --input-interface binary" in cfg.notices
 
 
+def test_the_file_that_a_run_writes_says_nothing_without_effect(tmp_path):
+    """It holds every option: those at their defaults are nobody's choice, the others are."""
+    written = config("--input-interface=binary", "--adam-beta2=0.95").to_yaml()
+    (tmp_path / "all.yaml").write_text(written)
+    again = parse_args(["--config", str(tmp_path / "all.yaml")])
+    assert not [line for line in again.notices if "no effect" in line]
+    flags = ["--config", str(tmp_path / "all.yaml"), "--optimizer", "sgd", "--no-save-optim"]
+    [said] = [line for line in parse_args(flags).notices if "no effect" in line]
+    assert said == "--adam-beta2 has no effect with --optimizer sgd"
+
+
 @pytest.mark.parametrize("action", ["--print-config", "--count-parameters"])
 def test_planning_needs_neither_ranks_nor_data(action):
     flags = [f for f in MINIMAL if not f.startswith(("--data", "--lr", "--train"))]
