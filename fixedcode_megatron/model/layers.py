@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.nn.attention.bias import causal_lower_right
 
+from fixedcode_megatron.model import cpu_attention
 from fixedcode_megatron.model.context_parallel import gather_sequence, spans_of_rank
 
 
@@ -212,6 +213,9 @@ class CoreAttention(MegatronModule):
         is_causal: bool = False,
     ) -> Tensor:
         """As `forward`; `mask` is True where attention is allowed."""
+        dropout = self.dropout if self.training else 0.0
+        if is_causal and not dropout and len(query) == len(key) and cpu_attention.applies(query):
+            return cpu_attention.causal_attention(query, key, value, self.scale).flatten(2)
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))  # [b, heads, s, d]
         with self._dropout_rng():
             context = F.scaled_dot_product_attention(
@@ -219,7 +223,7 @@ class CoreAttention(MegatronModule):
                 k,
                 v,
                 attn_mask=mask,
-                dropout_p=self.dropout if self.training else 0.0,
+                dropout_p=dropout,
                 is_causal=is_causal and q.shape[2] > 1,
                 scale=self.scale,
                 enable_gqa=q.shape[1] != k.shape[1],

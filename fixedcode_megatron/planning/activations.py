@@ -1,11 +1,13 @@
 """Memory of activations: what the forward pass keeps for the backward pass, and its temporaries.
 
 The terms follow the torch-native layers tensor by tensor. `fused` is what GPUs do: norms keep their
-input alone. On CPUs RMSNorm of BF16 also keeps its intermediate results.
+input alone. On CPUs RMSNorm of BF16 also keeps its intermediate results, FP32 attention its
+probabilities.
 """
 
 from __future__ import annotations
 
+from fixedcode_megatron.model.cpu_attention import kept_bytes
 from fixedcode_megatron.planning.rank import RankShape, loss_chunks
 
 
@@ -52,6 +54,8 @@ def kept_by_layer(rank: RankShape, *, fused: bool) -> int:
     attention += tokens * rank.query * size  # context
     if rank.recompute != "selective":
         attention += 4 * tokens * rank.heads  # logarithms of the softmax's sums
+        if not fused and size == 4 and rank.cp == 1:
+            attention += kept_bytes(rank.sequence, rank.batch * rank.heads)
     widths = 3 if rank.gated else 2  # SwiGLU keeps its input's two halves and its output
     mlp = widths * tokens * rank.mlp * size
     return 2 * _norm(rank, fused=fused) + attention + mlp

@@ -102,6 +102,9 @@ def test_stages(train, ranks, layout):
         ),
         ("--no-swiglu --squared-relu --kv-channels 16 --rotary-percent 0.5", TP2_SP),
         ("--input-interface lowdim --clip-grad 0", "--tensor-model-parallel-size 2"),
+        # Long enough for attention in blocks, which context parallelism does not use.
+        ("--seq-length 300 --num-query-groups 2", TP2_SP),
+        ("--seq-length 300", f"{CP2} --recompute-granularity selective"),
         # The ranks of a sequence hold unequal numbers of counted tokens.
         ("--eod-mask-loss --num-query-groups 2", CP2),
         pytest.param(
@@ -120,6 +123,8 @@ def test_stages(train, ranks, layout):
         "layernorm-bias",
         "relu2",
         "lowdim",
+        "long",
+        "cp2-long",
         "cp2-eod-mask-gqa",
         "cp2-per-token",
         "cp2-documents",

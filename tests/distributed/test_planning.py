@@ -103,8 +103,15 @@ def test_paper_b_at_its_full_size():
 
 @pytest.mark.parametrize(
     "flags",
-    ["", LEARNED, FULL, "--no-bf16", "--normalization LayerNorm --no-swiglu"],
-    ids=["binary", "learned", "recompute", "fp32", "layernorm"],
+    [
+        "",
+        LEARNED,
+        FULL,
+        "--no-bf16",
+        "--no-bf16 --seq-length 400",
+        "--normalization LayerNorm --no-swiglu",
+    ],
+    ids=["binary", "learned", "recompute", "fp32", "probabilities", "layernorm"],
 )
 def test_activations_are_what_the_allocator_hands_out(flags):
     small = f"{SMALL} --seq-length 256 --micro-batch-size 2 --global-batch-size 4 {flags}"
