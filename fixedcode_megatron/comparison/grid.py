@@ -32,7 +32,6 @@ _OURS = {
     "run_dir": "every run gets a folder of its own below `folder`",
     "save": "checkpoints go below `folder`",
     "load": "checkpoints go below `folder`",
-    "config": "name the preset with `config`",
     "print_config": "python -m fixedcode_megatron.pretrain has it",
     "count_parameters": "python -m fixedcode_megatron.pretrain has it",
     "skip_train": "a comparison trains",
@@ -199,7 +198,8 @@ def _values(axis: str, values: list[Any], problems: list[str]) -> dict[str, tupl
         if OPTIONS[axis].is_switch and isinstance(value, bool):
             found[label] = (flag_of(axis) if value else negation(axis),)
         else:
-            found[label] = (flag_of(axis), str(value))
+            words = value if isinstance(value, list) else ["none" if value is None else value]
+            found[label] = (flag_of(axis), *map(str, words))
     return found
 
 
@@ -233,7 +233,7 @@ def _cells(
 def _check_flags(words: Sequence[str], problems: list[str]) -> None:
     for flag in dict.fromkeys(word.split("=")[0] for word in words):
         name = flag.removeprefix("--").replace("-", "_")
-        if flag.startswith("--") and name in _OURS and name != "config":
+        if flag.startswith("--") and name in _OURS:
             problems.append(f"{flag} has no place in a grid: {_OURS[name]}")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron import pretrain
 from fixedcode_megatron.comparison import tables
-from fixedcode_megatron.comparison.activations import Spectrum, final_spectra
+from fixedcode_megatron.comparison.activations import final_spectra
 from fixedcode_megatron.comparison.benchmarks import benchmarks
 from fixedcode_megatron.comparison.figures import figures
 from fixedcode_megatron.comparison.grid import Grid
@@ -30,16 +31,14 @@ def make_report(grid: Grid, jobs: Sequence[Job], missing: Sequence[str], device:
     """
     by_name = {job.name: job for job in jobs}
     cells = [cell for cell in grid.cells if cell.name in by_name]
-    spectra: dict[str, list[Spectrum] | str] = {
-        name: final_spectra(job, device) for name, job in by_name.items()
-    }
-    results = [read_result(grid, c, by_name[c.name], spectra[c.name]) for c in cells]
+    results = [read_result(grid, cell, by_name[cell.name]) for cell in cells]
     matched = check_matched(
         grid,
         by_name,
         {run.name: run.history for run in results},
         {run.name: run.weights for run in results},
     )
+    results = [replace(run, spectra=final_spectra(by_name[run.name], device)) for run in results]
     groups = grouped(grid, results)
     found = [
         tables.summary(groups),

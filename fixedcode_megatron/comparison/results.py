@@ -96,18 +96,29 @@ class RunResult:
         )
 
 
-def read_result(grid: Grid, cell: Cell, job: Job, spectra: list[Spectrum] | str) -> RunResult:
-    """Gather what a complete run left in its folder."""
-    labels = cell.labels
+def read_result(grid: Grid, cell: Cell, job: Job) -> RunResult:
+    """Gather what a complete run left in its folder; `spectra` stay empty.
+
+    Raises
+    ------
+    UserError
+        If an evaluation of the run's gave no number.
+    """
+    labels, history = cell.labels, read_history(job.folder / METRICS_FILE)
+    for row in history.validation:
+        if row["lm loss"] is None:
+            raise UserError(
+                f"{job.folder}: its validation loss is not a number from iteration "
+                f"{row['iteration']} on; leave the run out of the grid, or give other settings"
+            )
     return RunResult(
         name=cell.name,
         variant=labels[grid.compare],
         setting=", ".join(labels[axis] for axis in grid.settings),
         seed=labels.get(SEED, f"seed {job.cfg.training.seed}").removeprefix("seed "),
         command=job.command_text,
-        history=read_history(job.folder / METRICS_FILE),
+        history=history,
         weights=read_initial_weights(job.folder),
-        spectra=spectra,
         evaluation=_evaluation(job.folder / EVALUATION_FILE),
     )
 

@@ -103,6 +103,8 @@ def test_a_deleted_run_is_trained_again_and_resumes_where_it_was_interrupted(fin
     assert main([str(grid), "--list"]) == 0
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines() if "missing" in line] \
         == [name]  # fmt: skip
+    assert main([str(grid), "--report"]) == 0
+    assert f"Not complete, and left out: {name}." in (folder / "report.md").read_text()
     (job,) = [job for job in plan_runs(read_grid(grid)) if job.name == name]
     subprocess.run([*job.command, "--exit-interval", "3"], check=True, capture_output=True)
     assert len(read_history(folder / name / "metrics.jsonl").train) == 3
@@ -284,6 +286,18 @@ def test_mistakes_in_a_grid(tmp_path, text, problem):
     with pytest.raises(UserError) as error:
         read_grid(path)
     assert problem in str(error.value) and str(path) in str(error.value)
+
+
+def test_values_of_an_axis_become_flags(tmp_path):
+    axes = "{add_bias_linear: [true, false], code_bits: [null], adam_beta1: [0.5], "
+    axes += "profile_ranks: [[0, 1]]}"
+    grid = read_grid(write_grid(tmp_path / "grid.yaml", f"axes: {axes}\nflags: [--lr, 1]"))
+    rest = "--code-bits none --adam-beta1 0.5 --profile-ranks 0 1".split()
+    assert [list(cell.flags) for cell in grid.cells] == [
+        ["--lr", "1", "--add-bias-linear", *rest],
+        ["--lr", "1", "--no-add-bias-linear", *rest],
+    ]
+    assert grid.cells[0].name == "addbiaslinearTrue-codebitsNone-adambeta10.5-profileranks01"
 
 
 def test_unknown_flags_are_named_once(tmp_path):
