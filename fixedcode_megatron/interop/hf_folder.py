@@ -93,9 +93,13 @@ def write_tensors(
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    save_file(tensors, path, metadata={"format": "pt"})
+    try:
+        save_file(tensors, path, metadata={"format": "pt"})
+    except SafetensorError as error:
+        raise OSError(f"{path} could not be written: {error}") from error
     path.chmod(0o644)  # it makes files that nobody else can read
 
 

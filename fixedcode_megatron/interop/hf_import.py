@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import dist_checkpointing
 from megatron.core.dist_checkpointing.mapping import ShardedTensor
+from torch.distributed.checkpoint.api import CheckpointException
 
 from fixedcode_megatron import cpu_platform
 from fixedcode_megatron.codes import TokenCode
@@ -182,20 +183,26 @@ def _is_of_code(table: torch.Tensor, code: TokenCode) -> bool:
 
 
 def _save(state: dict[str, Any], common: dict[str, Any], save: Path) -> None:
-    """Write a checkpoint from one process, which is a group of its own for as long."""
+    """Write a checkpoint from one process, which is a group of its own for as long.
+
+    Of one that cannot be written nothing stays behind.
+    """
     cpu_platform.install()
     checkpoint_writer.install()
-    partial = checkpoint_files.prepare(save, 0)
     alone = not dist.is_initialized()
     if alone:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
+        partial = checkpoint_files.prepare(save, 0)
         dist_checkpointing.save(state | common, str(partial))
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        checkpoint_integrity.record(partial, checksums=False)
+        checkpoint_files.publish(save, 0)
+    except BaseException as error:
+        shutil.rmtree(save, ignore_errors=True)  # it was empty, or not there
+        if isinstance(error, CheckpointException):
+            causes = "; ".join(str(cause) for cause, _ in error.failures.values())
+            raise OSError(f"--save {save} could not be written: {causes}") from error
         raise
     finally:
         if alone:
             dist.destroy_process_group()
-    checkpoint_integrity.record(partial, checksums=False)
-    checkpoint_files.publish(save, 0)

@@ -70,6 +70,16 @@ def import_all(folders: dict[str, str]) -> None:
         import_folder(Path(source), Path(target))
 
 
+def convert_without_room(commands: list[list[str]]) -> list[int]:
+    """tools/convert_checkpoint.py where no file may grow beyond 20 kB, as if the disk were full."""
+    import resource
+
+    from fixedcode_megatron.interop.convert_command import main
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+    return [main(argv) for argv in commands]
+
+
 def save_and_import(argv: list[str], folders: dict[str, str]) -> None:
     """One checkpoint of random weights, and those of Hugging Face folders."""
     save_random({"": argv}, None)

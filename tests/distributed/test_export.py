@@ -302,6 +302,21 @@ def test_both_forms_have_the_same_trained_parameters(exported):
     assert counts["no biases", "plain"] == f"{layers + 2 * 72 + 2 * V * 72:,}"
 
 
+def test_a_full_disk_leaves_nothing_behind(saved, exported, tmp_path):
+    """In either direction, and says so in a line."""
+    save = tmp_path / "folder"
+    out = f"--from megatron --to hf --load {saved['gf2'][0]} --save {save}".split()
+    back = f"--from hf --to megatron --load {exported['gf2', 'plain']} --save {save}".split()
+    case = export_cases.convert_without_room
+    [statuses] = run_ranks(1, case, [out, back], output=tmp_path / "logs")
+    assert statuses == [1, 1]
+    log = (tmp_path / "logs" / "rank0.log").read_text()
+    said = [line for line in log.splitlines() if line.startswith("error: ")]
+    assert len(said) == 2 and all(" could not be written: " in line for line in said), log
+    assert "Traceback" not in log
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
 @pytest.mark.parametrize("name", [".metadata", "common.pt", "__0_0.distcp"])
 def test_damaged_checkpoints_are_named(saved, tmp_path, name):
     """Of the right size, but zeros: what lost blocks of a disk leave."""
