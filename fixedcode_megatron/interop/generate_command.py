@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.interop.command import check_device, run
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ def _generate(options: argparse.Namespace) -> None:
     from fixedcode_megatron.interop.models import load_model
 
     check_device(options.device)
+    _refuse_flags_of_sampling(options)
     loaded = load_model(
         Path(options.load),
         step=options.ckpt_step,
@@ -41,6 +43,16 @@ def _generate(options: argparse.Namespace) -> None:
         return
     while line := _next_line():
         _continue(loaded, [line], options)
+
+
+def _refuse_flags_of_sampling(options: argparse.Namespace) -> None:
+    names = ("top_k", "top_p", "seed")
+    given = [f"--{n.replace('_', '-')}" for n in names if getattr(options, n) is not None]
+    if options.temperature == 0 and given:
+        raise UserError(
+            f"--temperature 0 takes the most likely token: leave out {', '.join(given)}, or choose "
+            "a temperature above 0"
+        )
 
 
 def _next_line() -> str | None:
@@ -68,7 +80,7 @@ def _continue(loaded: LoadedModel, prompts: list[str], options: argparse.Namespa
         temperature=options.temperature,
         top_k=options.top_k,
         top_p=options.top_p,
-        seed=options.seed,
+        seed=options.seed or 0,
         eod=None if options.ignore_eod else loaded.eod,
         max_context=loaded.max_positions,
         on_token=stream,
@@ -116,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--temperature", type=float, default=1.0, help="0: the most likely token [default: 1]")
     add("--top-k", type=int, help="of the k most likely tokens only")
     add("--top-p", type=float, help="of the most likely tokens that sum to this probability only")
-    add("--seed", type=int, default=0, help="[default: 0]")
+    add("--seed", type=int, help="[default: 0]")
     add("--ignore-eod", action="store_true", help="go on behind the end of a text")
     add("--device", default="cpu", help="such as cuda [default: cpu]")
     add("--trust-remote-code", action="store_true", help="run code that a foreign folder holds")

@@ -73,9 +73,9 @@ def generate(
     Raises
     ------
     UserError
-        If an option or a prompt is out of range.
+        If an option or a prompt is out of range, or the logits are not numbers.
     ValueError
-        If the logits have the wrong shape or are not numbers.
+        If the logits have the wrong shape.
     """
     device = prompt_ids.device if isinstance(prompt_ids, torch.Tensor) else torch.device("cpu")
 
@@ -172,12 +172,12 @@ def checked(logits: torch.Tensor) -> torch.Tensor:
 
     Raises
     ------
-    ValueError
+    UserError
         If they are not numbers.
     """
     last = logits.to("cpu", torch.float64)
     if last.isnan().any() or not last.amax(dim=-1).isfinite().all():
-        raise ValueError("the logits are not numbers: did the model's weights load or diverge?")
+        raise UserError("the logits are not numbers: did the model's weights load or diverge?")
     return last
 
 

@@ -180,7 +180,7 @@ def test_broken_models_are_reported():
     def nan(ids: torch.Tensor) -> torch.Tensor:
         return torch.full((*ids.shape, 4), math.nan)
 
-    with pytest.raises(ValueError, match="logits are not numbers"):
+    with pytest.raises(UserError, match="logits are not numbers"):
         generate(nan, [0], max_new_tokens=1, vocab_size=4)
     with pytest.raises(ValueError, match=r"logits of ids \(1, 1\) have shape \(1, 1, 6\)"):
         generate(constant, [0], max_new_tokens=1, vocab_size=7)

@@ -75,6 +75,7 @@ def test_prompts_from_the_terminal(folder, capsys, monkeypatch):
     "flags, word",
     [
         (["--temperature", "-1", "--prompt", "x"], "--temperature -1.0"),
+        (["--temperature", "0", "--top-k", "5", "--seed", "0"], "leave out --top-k, --seed, or"),
         (["--prompt", ""], "prompt 0 is empty"),
         (["--device", "cuda", "--prompt", "x"], "--device cuda"),
         (["--load", "nowhere", "--prompt", "x"], "nowhere holds no checkpoint"),
