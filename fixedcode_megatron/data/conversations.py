@@ -46,13 +46,16 @@ def read_conversations(path: str | Path) -> list[Conversation]:
     Raises
     ------
     UserError
-        If the file cannot be read, or naming file and line, if a line is no conversation.
+        If the file cannot be read or holds none, or naming file and line, if a line is no
+        conversation.
     """
     found = []
     for number, line in enumerate(_lines(Path(path)), start=1):
         if line.strip():
             where = f"{path}:{number}"
             found.append(Conversation(_messages(line, where), where))
+    if not found:
+        raise UserError(f"{path} holds no conversation: give a file of JSON lines, one on each")
     return found
 
 

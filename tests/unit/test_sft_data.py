@@ -90,6 +90,13 @@ def test_malformed_lines_are_refused_by_file_and_number(tmp_path, line, problem)
         read_conversations(path)
 
 
+def test_a_file_without_conversations_is_named(tmp_path):
+    """Else a run would not validate, and an evaluation measure nothing, in silence."""
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf\r\n \n")
+    with pytest.raises(UserError, match=r"x\.jsonl holds no conversation"):
+        read_conversations(tmp_path / "x.jsonl")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError, match=r"gone\.jsonl: cannot be read \(No such file"):
         read_conversations(tmp_path / "gone.jsonl")
