@@ -69,6 +69,8 @@ def final_spectra(job: Job, device: str) -> list[Spectrum] | str:
 
     They are kept in the run's folder, and read from there the next time.
     """
+    if job.cfg.data.sft:
+        return "runs of --sft have no plain held-out text"
     path = job.folder / ACTIVATIONS_FILE
     if kept := _read(path, job.train_iters):
         return kept

@@ -47,7 +47,7 @@ class Cell:
     labels
         The axes' values by axis, as the report shows them.
     flags
-        The preset and all flags of the grid for it, the axes' last.
+        The preset and all flags of the grid for it, the axes' last; `{name}` in them is its name.
     """
 
     name: str
@@ -226,7 +226,7 @@ def _cells(
         if name in cells:
             both = f"{cells[name].labels} and {labels}"
             problems.append(f"axes: two runs have the name {name} ({both}); name the values apart")
-        cells[name] = Cell(name, labels, flags)
+        cells[name] = Cell(name, labels, tuple(flag.replace("{name}", name) for flag in flags))
     return tuple(cells.values()) if axes else ()
 
 

@@ -25,6 +25,7 @@ _DATA = frozenset(
     "seed seq_length global_batch_size rampup_batch_size train_iters train_samples vocab_size "
     "iterations_to_skip".split()
 )
+_WEIGHTS_FROM = {"seed", "pretrained_checkpoint"}
 _WEIGHTS = ("layers", "head")  # everything but the input
 
 
@@ -76,7 +77,7 @@ def check_matched(
     """Refuse to compare runs that read other samples or started with other weights.
 
     What the compared axis changes on purpose is left out: data where it changes the data's flags,
-    weights where it changes the model's or the seed.
+    weights where it changes the model, the seed or the checkpoint to start with.
 
     Parameters
     ----------
@@ -98,7 +99,7 @@ def check_matched(
     for names in groups(grid, grid.compare):
         changed |= differing_settings([jobs[name] for name in names if name in jobs])
     data_may_differ = changed & (_names("data") | _DATA)
-    weights_may_differ = changed & (_names("model", "transformer") | {"seed"})
+    weights_may_differ = changed & (_names("model", "transformer") | _WEIGHTS_FROM)
     for names in groups(grid, grid.compare):
         present = [name for name in names if name in histories]
         for name in present[1:]:

@@ -50,8 +50,6 @@ def _job(grid: Grid, cell: Cell, here: bool) -> Job:
         raise UserError("a comparison counts in iterations: give --train-iters, not samples")
     if not cfg.training.eval_iters:
         raise UserError("--eval-iters 0 leaves nothing to compare: give 1 or more")
-    if cfg.data.sft:
-        raise UserError("--sft: comparisons are of pre-training; leave it out")
     return Job(cell.name, folder, tuple(flags), cfg, grid.processes)
 
 
