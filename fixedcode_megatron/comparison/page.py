@@ -25,6 +25,8 @@ class Report:
 
     Attributes
     ----------
+    tables
+        The first stands before the figures, the others after them.
     findings
         One sentence for each variant against the first.
     matched
@@ -97,18 +99,14 @@ def to_html(report: Report) -> str:
     ]
     if report.missing:
         parts.append(f"<p><strong>{escape(_missing(report))}</strong></p>")
-    for table in report.tables:
-        parts.append(f'<section id="{table.key}"><h2>{escape(table.title)}</h2>')
-        parts.append(_table(table))
-        parts.append(
-            f'<p class="note">{escape(table.note)}</p></section>' if table.note else "</section>"
-        )
+    parts.append(_section(report.tables[0]))
     parts.append(
         "<h2>Curves</h2><p>Lines are means over seeds, bands reach from the least to the "
         "largest. Point at a plot, or focus it and use the arrow keys, to read values; "
         "the buttons switch lines on and off.</p>"
     )
     parts += [_figure(figure) for figure in report.figures]
+    parts += [_section(table) for table in report.tables[1:]]
     commands = escape("\n".join(report.commands))
     parts.append(f"<h2>Commands</h2><pre><code>{commands}</code></pre></main>")
     parts.append(f"<script>{_file('page.js')}</script></body></html>\n")
@@ -117,6 +115,11 @@ def to_html(report: Report) -> str:
 
 def _file(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8")
+
+
+def _section(table: Table) -> str:
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return f"<section><h2>{escape(table.title)}</h2>{_table(table)}{note}</section>"
 
 
 def _table(table: Table) -> str:

@@ -72,7 +72,9 @@ def svg(figure: Figure) -> str:
         parts.append(f'<text x="{_LEFT - 8}" y="{at}" class="y">{_mark(y)}</text>')
     for x in x_marks:
         text = figure.ticks[round(x)] if figure.ticks else _mark(x)
-        parts.append(f'<text x="{x_of(x):.1f}" y="{bottom + 18}" class="x">{escape(text)}</text>')
+        kind = "x last" if x_of(x) > right - 20 else "x"
+        at = f'x="{x_of(x):.1f}" y="{bottom + 18}"'
+        parts.append(f'<text {at} class="{kind}">{escape(text)}</text>')
     parts.append(f'<path class="axis" d="M{_LEFT} {_TOP}V{bottom}H{right}"/>')
     middle = (_LEFT + right) / 2
     parts.append(f'<text x="{middle}" y="{HEIGHT - 6}" class="x">{escape(figure.x_label)}</text>')
