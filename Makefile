@@ -65,7 +65,7 @@ quickstart: setup
 
 report: setup
 	$(BIN)/python tools/compare_runs.py examples/grids/quickstart.yaml
-	$(CHROMIUM) --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1180 \
+	$(CHROMIUM) --headless=new --no-sandbox --disable-gpu --hide-scrollbars --window-size=1100,1340 \
 	    --screenshot=$(CURDIR)/docs/images/comparison.png \
 	    file://$(CURDIR)/runs/compare_quickstart/report.html
 
