@@ -63,6 +63,7 @@ class CachedModel:
         self._mask = (places >= 0).long()
         return self._run(ids, places.clamp(min=0), None)
 
+    @torch.inference_mode()
     def _run(self, ids: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
         """Logits after the last token, [b, vocab_size]."""
         device = self._model.device

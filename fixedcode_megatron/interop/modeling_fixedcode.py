@@ -191,9 +191,8 @@ def _rotated(x: Tensor, rotation: tuple[Tensor, Tensor] | None) -> Tensor:
         return x
     cos, sin = rotation
     turned, rest = x[..., : cos.shape[-1]], x[..., cos.shape[-1] :]
-    first, second = turned.chunk(2, dim=-1)
-    turned = turned * cos + torch.cat((-second, first), dim=-1) * sin
-    return torch.cat((turned, rest), dim=-1)
+    turned = turned * cos + turned.roll(cos.shape[-1] // 2, dims=-1) * sin
+    return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
 
 
 class MLP(nn.Module):
@@ -285,15 +284,15 @@ class FixedCodeForCausalLM(PreTrainedModel, GenerationMixin):
         return CausalLMOutputWithPast(loss=loss, logits=logits, **{CACHE_NAME: cache})
 
     def _rotation(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
-        """Cosine and sine [b, 1, s, rotated elements] of each position."""
+        """Cosine, and sine with its sign, [b, 1, s, rotated elements] of each position."""
         size = int(self.config.head_dim * self.config.partial_rotary_factor)
         if not size:
             return None
         powers = torch.arange(0, size, 2, dtype=torch.float32, device=positions.device) / size
         frequencies = 1.0 / self.config.rope_theta**powers
         angles = positions[:, None, :, None].float() * frequencies
-        angles = torch.cat((angles, angles), dim=-1)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def _allowed(mask: Tensor | None, length: int, seen: int, device: torch.device) -> Tensor | None:
