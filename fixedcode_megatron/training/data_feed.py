@@ -53,6 +53,11 @@ class DataFeed:
         value, self._checksum = self._checksum, 0
         return value
 
+    @property
+    def data_checksum(self) -> int:
+        """Checksum of all conversations of `--sft`; 0 of other data, which nobody reads whole."""
+        return getattr(self._dataset, "checksum", 0)
+
     def _iterate(self, consumed_samples: int, *, count: bool) -> Iterator[Batch]:
         batches = BatchIterator(
             self._dataset,

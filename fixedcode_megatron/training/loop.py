@@ -14,6 +14,7 @@ from fixedcode_megatron.training.finite import refuse_unsound_state
 from fixedcode_megatron.training.metrics import Interval, MetricsLogger
 from fixedcode_megatron.training.profiling import Profiler
 from fixedcode_megatron.training.schedule import train_samples
+from fixedcode_megatron.training.state import TrainState
 from fixedcode_megatron.training.step import skip_step, train_step
 from fixedcode_megatron.training.stopping import StopRequests
 from fixedcode_megatron.training.trainer import Trainer
@@ -54,6 +55,7 @@ def train(
     if finished(trainer):
         logger.info("iteration %d is done: nothing is left to train", state.iteration)
         return 0
+    _compare_data(state, feeds.train.data_checksum)
     iterators = feeds.train.iterators(state.consumed_samples)
     interval = Interval()
     profiler = Profiler(trainer, Path(cfg.logging.run_dir or "."))
@@ -88,6 +90,16 @@ def train(
     if finished(trainer):
         evaluate_split(trainer, feeds.test, metrics, "test")
     return stop.signal_number
+
+
+def _compare_data(state: TrainState, checksum: int) -> None:
+    """Warn where a run goes on in other conversations than it was in, and remember these."""
+    if state.data_checksum not in (0, checksum):
+        logger.warning(
+            "the conversations (or how they are tokenized) are not those that this run has read so "
+            "far: their order is another one, so that some are read again and others not at all"
+        )
+    state.data_checksum = checksum
 
 
 def finished(trainer: Trainer) -> bool:

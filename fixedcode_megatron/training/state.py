@@ -28,6 +28,8 @@ class TrainState:
         Updates that the optimizer's moments have seen; 0 after its state was left behind.
     floating_point_operations
         Model FLOPs spent on training, by the formula of `flops`.
+    data_checksum
+        Of the conversations of `--sft`; 0 elsewhere.
     """
 
     iteration: int = 0
@@ -37,6 +39,7 @@ class TrainState:
     nan_iterations: int = 0
     optimizer_steps: int = 0
     floating_point_operations: float = 0.0
+    data_checksum: int = 0
     skips_in_a_row: int = 0
     recent_losses: list[float] = field(default_factory=list)
     recent_grad_norms: list[float] = field(default_factory=list)

@@ -115,6 +115,18 @@ def test_the_same_command_goes_on_bit_for_bit(train, base, data, tuned, tmp_path
     checksums = first.column("data checksum") + second.column("data checksum")
     assert checksums == tuned.column("data checksum")
     assert second.column("lm loss", "validation") == tuned.column("lm loss", "validation")
+    assert "not those that this run has read" not in log_of(second)
+
+
+def test_a_run_that_goes_on_in_other_conversations_says_so(train, base, data, tmp_path):
+    longer = tmp_path / "train.jsonl"
+    lines = [json.dumps({"prompt": f"{i}?", "response": "a"}) for i in range(9)]
+    longer.write_text("\n".join(lines[:8]))
+    flags = f"{TUNE} {data} --train-data-path {longer} --eval-iters 0 --train-iters 2 "
+    flags += f"--pretrained-checkpoint {base('binary')} --save {tmp_path} --load {tmp_path}"
+    assert train(f"{flags} --exit-interval 1").status == 0
+    longer.write_text("\n".join(lines))
+    assert "not those that this run has read so far" in log_of(train(flags))
 
 
 def test_prompts_are_left_out_of_the_loss(base_flags, base, data):
