@@ -54,8 +54,9 @@ def differing_settings(jobs: Sequence[Job]) -> set[str]:
     configs: list[dict[str, Any]] = [yaml.safe_load(job.cfg.to_yaml()) for job in jobs]
     return {
         name
-        for name in configs[0]
-        if name not in OF_THE_LAUNCH and any(c[name] != configs[0][name] for c in configs)
+        for config in configs
+        for name, value in config.items()
+        if name not in OF_THE_LAUNCH and value != configs[0][name]
     }
 
 

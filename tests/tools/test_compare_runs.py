@@ -111,6 +111,18 @@ def test_a_deleted_run_is_trained_again_and_resumes_where_it_was_interrupted(fin
     assert (folder / "csv" / "runs.csv").read_text() == page
 
 
+def test_a_report_on_some_runs(finished, tmp_path):
+    grid, folder = finished
+    shutil.copytree(folder / "learned-seed2", tmp_path / "learned-seed2")
+    assert main([str(grid), "--report", "--folder", str(tmp_path)]) == 0
+    rows = list(csv.DictReader((tmp_path / "csv" / "summary.csv").open()))
+    assert [(row["variant"], row["seeds"], row["seed range / mean"]) for row in rows] == [
+        ("learned", "1", "-")
+    ]
+    text = (tmp_path / "report.md").read_text()
+    assert "left out: learned-seed1, binary-seed1, binary-seed2." in text
+
+
 def test_a_run_of_another_flag_is_refused_by_its_name(finished, capsys):
     grid, folder = finished
     path = folder / "learned-seed2" / "config.yaml"
