@@ -105,7 +105,8 @@ def _compare(grid: Grid, options: argparse.Namespace) -> None:
     else:
         with _claimed(grid.folder) as lock:
             if missing and not options.report:
-                missing = _train(grid, [job.name for job in missing], lock)
+                _train(grid, [job.name for job in missing], lock)
+                missing = []
             _report(grid, jobs, missing, options.device)
 
 
@@ -145,8 +146,8 @@ def _dry_run(grid: Grid, missing: Sequence[Job]) -> None:
         print(f"\n{text_table(HEADER, cost_rows(grid, missing))}\n{cost_note(grid)}")
 
 
-def _train(grid: Grid, names: Sequence[str], lock: IO[bytes]) -> list[Job]:
-    """Train the runs that are missing; returns what is missing then: nothing."""
+def _train(grid: Grid, names: Sequence[str], lock: IO[bytes]) -> None:
+    """Train these runs to their ends, one after the other."""
     from fixedcode_megatron.comparison.runs import plan_runs
     from fixedcode_megatron.jobs.training import train, trained_iterations
 
@@ -155,7 +156,6 @@ def _train(grid: Grid, names: Sequence[str], lock: IO[bytes]) -> list[Job]:
     view = TrainingView(sys.stdout, left)
     for number, job in enumerate(jobs, start=1):
         train(job, f"[{number}/{len(jobs)}] {job.name}", view, lock)
-    return []
 
 
 def _report(grid: Grid, jobs: Sequence[Job], missing: Sequence[Job], device: str) -> None:

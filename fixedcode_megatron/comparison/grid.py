@@ -1,14 +1,4 @@
-"""The grid file: which runs there are, and what is compared with what.
-
-folder: runs/compare                # where the runs and the report go
-config: quickstart                  # a preset, as --config takes it
-flags: --save-interval 50           # for every run
-compare: input_interface            # the axis whose values stand beside each other
-axes:
-  input_interface: [learned, binary]         # a setting and its values
-  seed: [1, 2, 3]
-  depth: {shallow: --num-layers 2, deep: --num-layers 4}      # named sets of flags
-"""
+"""The grid file: which runs there are, and what is compared with what (see docs/comparisons.md)."""
 
 from __future__ import annotations
 
@@ -17,7 +7,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,14 +59,13 @@ class Grid:
 
     title: str
     folder: Path
-    base: tuple[str, ...]
+    cells: tuple[Cell, ...]
     axes: dict[str, dict[str, tuple[str, ...]]]
     compare: str
     processes: int = 1
     gpu: str | None = None
     slurm_script: str = "examples/slurm/pretrain_one_node.sbatch"
     slurm_options: tuple[str, ...] = ()
-    cells: tuple[Cell, ...] = field(default=())
 
     @property
     def settings(self) -> list[str]:
@@ -109,12 +98,11 @@ def read_grid(path: Path, *, folder: str | None = None, processes: int | None = 
     grid = _grid(content, path, problems)
     if problems or grid is None:
         raise UserError("\n".join(f"{path}: {problem}" for problem in problems))
-    overrides: dict[str, Any] = {}
-    if folder is not None:
-        overrides["folder"] = Path(folder)
-    if processes is not None:
-        overrides["processes"] = processes
-    return Grid(**(vars(grid) | overrides))
+    return replace(
+        grid,
+        folder=grid.folder if folder is None else Path(folder),
+        processes=grid.processes if processes is None else processes,
+    )
 
 
 def _grid(content: dict[Any, Any], path: Path, problems: list[str]) -> Grid | None:
@@ -149,13 +137,12 @@ def _grid(content: dict[Any, Any], path: Path, problems: list[str]) -> Grid | No
     return Grid(
         title=str(content.get("title", path.stem)),
         folder=Path(str(content.get("folder", f"runs/{path.stem}"))),
-        base=tuple(base),
+        cells=cells,
         axes=axes,
         compare=str(compare),
         processes=processes,
         gpu=gpu,
         slurm_options=tuple(options),
-        cells=cells,
         **given,
     )
 
