@@ -127,8 +127,20 @@ class Team:
         return self._do("continued", args)
 
     def follow(self) -> None:
-        """Work on another rank than 0, until rank 0 dismisses the team."""
-        while (order := _told(None)) is not None:
+        """Work on another rank than 0, until rank 0 dismisses the team.
+
+        Raises
+        ------
+        UserError
+            If rank 0 has ended without.
+        """
+        while True:
+            try:
+                order = _told(None)
+            except RuntimeError as error:  # the connection is closed
+                raise UserError("rank 0 has ended; it has said why") from error
+            if order is None:
+                return
             name, args = order
             getattr(self._scorer, name)(*args)
 

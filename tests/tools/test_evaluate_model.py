@@ -206,6 +206,17 @@ def test_two_ranks_share_a_model(root, tasks, tmp_path):
     assert shared["choices"] == alone["choices"]
 
 
+def test_ranks_end_with_rank_0(root, tmp_path):
+    """Which finds that a task's data are missing, while the other waits for what to do."""
+    write_task(tmp_path, "lost", output_type="loglikelihood", doc_to_target="text")
+    argv = ["--load", str(root / "random"), "--include-path", str(tmp_path), "--tasks", "lost"]
+    logs = tmp_path / "logs"
+    assert run_ranks(2, export_cases.evaluate, argv, str(tmp_path), output=logs) == [1, 1]
+    for rank, said in enumerate(("--tasks lost: its data", "rank 0 has ended")):
+        log = (logs / f"rank{rank}.log").read_text()
+        assert f"error: {said}" in log and "Traceback" not in log
+
+
 def test_a_model_is_shared_by_as_many_as_divide_it():
     config = {"num_attention_heads": 6, "num_key_value_heads": 2, "intermediate_size": 8}
     half = {"num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 4}
