@@ -29,6 +29,13 @@ class HuggingFaceTokenizer(Tokenizer):
     parse_special_tokens
         Spellings of special tokens inside a text become those tokens.
 
+    Attributes
+    ----------
+    path
+        The file.
+    source
+        The tokenizer as the content of a `tokenizer.json`.
+
     Raises
     ------
     UserError
@@ -47,7 +54,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 f"--tokenizer-model {model}: no such file; give a tokenizer.json or its folder"
             )
         content = path.read_bytes()
-        self._path, self._source = path, content
+        self.path, self.source = path, content
         self._parse_special_tokens = parse_special_tokens
         self.name = f"tokenizer {path}"
         self._read_vocabulary()
@@ -60,7 +67,7 @@ class HuggingFaceTokenizer(Tokenizer):
     def _read_vocabulary(self) -> None:
         """What the source says without the library, which takes five times as long to read it."""
         try:
-            tree = orjson.loads(self._source)
+            tree = orjson.loads(self.source)
             vocabulary, added = tree["model"]["vocab"], tree.get("added_tokens") or []
             if isinstance(vocabulary, list):  # pieces and their scores
                 vocabulary = {piece[0]: i for i, piece in enumerate(vocabulary)}
@@ -69,7 +76,7 @@ class HuggingFaceTokenizer(Tokenizer):
             self.vocab_size = max((*vocabulary.values(), *self._added.values())) + 1
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(
-                f"--tokenizer-model {self._path}: not a tokenizer.json ({error!r})"
+                f"--tokenizer-model {self.path}: not a tokenizer.json ({error!r})"
             ) from error
         self.added_spellings = list(self._added)
         self._tree = tree
@@ -83,10 +90,10 @@ class HuggingFaceTokenizer(Tokenizer):
         import tokenizers
 
         try:
-            inner = tokenizers.Tokenizer.from_str(self._source.decode("utf-8"))
+            inner = tokenizers.Tokenizer.from_str(self.source.decode("utf-8"))
         except Exception as error:  # the library raises bare Exceptions
             raise UserError(
-                f"--tokenizer-model {self._path}: not a tokenizer.json ({error})"
+                f"--tokenizer-model {self.path}: not a tokenizer.json ({error})"
             ) from error
         return self._set_up(inner)
 
@@ -98,7 +105,7 @@ class HuggingFaceTokenizer(Tokenizer):
 
     def _find_eod(self) -> int | None:
         """Id of the end-of-document token: the config beside the file, else the usual spellings."""
-        config = self._path.with_name("tokenizer_config.json")
+        config = self.path.with_name("tokenizer_config.json")
         if config.is_file():
             try:
                 token = json.loads(config.read_text(encoding="utf-8")).get("eos_token")
@@ -110,7 +117,7 @@ class HuggingFaceTokenizer(Tokenizer):
                 found = self._id(token)
                 if found is None:
                     raise UserError(
-                        f"{config}: eos_token {token!r} is not in the vocabulary of {self._path}"
+                        f"{config}: eos_token {token!r} is not in the vocabulary of {self.path}"
                     )
                 return found
         for spelling in EOD_SPELLINGS:
@@ -120,7 +127,7 @@ class HuggingFaceTokenizer(Tokenizer):
         return None
 
     def definition(self) -> dict[str, Any] | None:
-        tree, self._tree = self._tree or orjson.loads(self._source), None  # the caller changes it
+        tree, self._tree = self._tree or orjson.loads(self.source), None  # the caller changes it
         tree.update(padding=None, truncation=None, post_processor=None)
         added = tree.get("added_tokens") or []
         special = self._parse_special_tokens
@@ -157,7 +164,7 @@ class GPT2BPETokenizer(HuggingFaceTokenizer):
         inner.decoder = tokenizers.decoders.ByteLevel()
         if parse_special_tokens and inner.token_to_id(EOD_SPELLINGS[0]) is not None:
             inner.add_special_tokens([EOD_SPELLINGS[0]])
-        self._path, self._source = Path(vocab_file), inner.to_str().encode()
+        self.path, self.source = Path(vocab_file), inner.to_str().encode()
         self._parse_special_tokens = parse_special_tokens
         self._inner = self._set_up(inner)
         self.name = f"tokenizer {vocab_file}"

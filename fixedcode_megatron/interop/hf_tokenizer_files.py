@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fixedcode_megatron.data.hf_tokenizers import HuggingFaceTokenizer
 from fixedcode_megatron.data.run_tokenizer import run_tokenizer
-from fixedcode_megatron.data.tokenizers import NullTokenizer, Tokenizer
+from fixedcode_megatron.data.tokenizers import NullTokenizer
 from fixedcode_megatron.interop.hf_folder import read_json, write_json
 
 _BESIDE = (
@@ -45,17 +46,19 @@ def write_tokenizer(
     if isinstance(tokenizer, NullTokenizer):
         logger.warning("the run had no tokenizer: the export has none either")
         return None
-    kind = saved.get("tokenizer_type")
-    if kind in (None, "NullTokenizer", "HuggingFaceTokenizer"):
-        _copy(folder, Path(model or saved["tokenizer_model"]), tokenizer)
+    if isinstance(tokenizer, HuggingFaceTokenizer):
+        _write(folder, tokenizer)
     else:
-        logger.warning("%s has no form in transformers: the export has no tokenizer files", kind)
+        logger.warning(
+            "%s has no form in transformers: the export has no tokenizer files",
+            saved["tokenizer_type"],
+        )
     return tokenizer.eod_id
 
 
-def _copy(folder: Path, model: Path, tokenizer: Tokenizer) -> None:
-    home = model if model.is_dir() else model.parent
-    shutil.copyfile(home / "tokenizer.json" if model.is_dir() else model, folder / "tokenizer.json")
+def _write(folder: Path, tokenizer: HuggingFaceTokenizer) -> None:
+    (folder / "tokenizer.json").write_bytes(tokenizer.source)
+    home = tokenizer.path.parent
     for name in _BESIDE:
         if (home / name).is_file():
             shutil.copyfile(home / name, folder / name)

@@ -226,6 +226,23 @@ def test_the_tokenizer_comes_along(tokenizer_json, tmp_path):
         write_tokenizer(target, saved, "another")
 
 
+def test_a_vocabulary_with_merges_becomes_a_tokenizer_json(tmp_path):
+    from transformers import AutoTokenizer
+
+    vocabulary, merges = tmp_path / "vocab.json", tmp_path / "merges.txt"
+    vocabulary.write_text('{"a": 0, "b": 1, "ab": 2, "\u0120": 3, "<|endoftext|>": 4}')
+    merges.write_text("#version: 0.2\na b\n")
+    names = dict(vocab_file=str(vocabulary), merge_file=str(merges))
+    ours = build_tokenizer("GPT2BPETokenizer", **names)
+    target = tmp_path / "export"
+    target.mkdir()
+    saved = {"tokenizer_type": "GPT2BPETokenizer", "tokenizer_model": None, **names}
+    assert write_tokenizer(target, saved, ours.fingerprint) == 4
+    theirs = AutoTokenizer.from_pretrained(target)
+    assert theirs.eos_token_id == 4
+    assert theirs("ab ba").input_ids == ours.encode_batch(["ab ba"])[0] == [2, 3, 1, 0]
+
+
 def test_the_converter_says_what_is_wrong(tmp_path, capsys):
     flags = f"--load {tmp_path} --save {tmp_path / 'x'}".split()
     assert convert(["--from", "hf", "--to", "hf", *flags]) == 1
