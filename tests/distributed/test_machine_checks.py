@@ -99,7 +99,7 @@ def test_a_trace_holds_the_phases_of_the_iterations_asked_for(train, tmp_path):
     assert found["forward-backward"] == found["optimizer"] == 2
     assert found["save"] == 1
     assert found["data"] == 4  # two micro-batches an iteration
-    assert any(e["name"] == "aten::mm" for e in events)
+    assert any(e["name"].startswith("aten::") for e in events)
 
 
 def test_a_run_that_ends_within_the_window_leaves_its_trace(train):
