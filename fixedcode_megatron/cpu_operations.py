@@ -66,10 +66,10 @@ class _Linear(torch.autograd.Function):
         if ctx.main_grad is None:
             return grad_x, grad_rows.t().mm(rows), grad_bias, None
         accumulate_weight_gradient(rows, grad_rows, ctx.main_grad)
-        return grad_x, added_to_main_grad(weight), grad_bias, None
+        return grad_x, _added_to_main_grad(weight), grad_bias, None
 
 
-def added_to_main_grad(weight: Tensor) -> Tensor | None:
+def _added_to_main_grad(weight: Tensor) -> Tensor | None:
     """What backward returns for a weight whose gradient is in its `main_grad` already.
 
     DDP's hook runs when a gradient arrives, so it gets one; `grad_added_to_main_grad` tells it not

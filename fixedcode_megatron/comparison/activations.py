@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fixedcode_megatron.data.files import write_text_whole
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.jobs.held_out import held_out_batches, validation_set
 from fixedcode_megatron.jobs.job import Job
@@ -81,7 +82,7 @@ def final_spectra(job: Job, device: str) -> list[Spectrum] | str:
     except UserError as error:
         return str(error)
     content = {"iteration": job.train_iters, "spectra": [asdict(s) for s in found]}
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    write_text_whole(path, json.dumps(content, indent=1) + "\n")
     return found
 
 

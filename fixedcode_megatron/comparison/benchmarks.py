@@ -8,9 +8,7 @@ from typing import Any
 
 from fixedcode_megatron.comparison.results import Group
 from fixedcode_megatron.comparison.tables import NONE, Table
-from fixedcode_megatron.evaluation.suites import SUITES
-
-_FRACTIONS = ("acc", "acc_norm")  # shown in percent, as in the paper
+from fixedcode_megatron.evaluation.suites import FRACTIONS, SUITES
 
 
 def benchmarks(groups: Mapping[str, Sequence[Group]]) -> Table | None:
@@ -30,8 +28,7 @@ def benchmarks(groups: Mapping[str, Sequence[Group]]) -> Table | None:
     rows = []
     for task, metric in suite.metrics.items():
         cells = [_cell(found, task, metric) for found in columns.values()]
-        theirs = suite.published.get(task, (NONE,) * len(suite.columns))
-        rows.append((task, metric, *cells, *theirs))
+        rows.append((task, metric, *cells, *suite.row(task)))
     header = ("task", "metric", *columns, *(f"paper B: {name}" for name in suite.columns))
     note = (
         "In brackets: seeds evaluated, of which the mean is shown. Accuracies in percent. "
@@ -45,4 +42,4 @@ def _cell(found: Sequence[Mapping[str, Any]], task: str, metric: str) -> str:
     numbers = [value for value in values if isinstance(value, int | float)]
     if not numbers:
         return NONE
-    return f"{100 * mean(numbers):.2f}" if metric in _FRACTIONS else f"{mean(numbers):.2f}"
+    return f"{100 * mean(numbers):.2f}" if metric in FRACTIONS else f"{mean(numbers):.2f}"

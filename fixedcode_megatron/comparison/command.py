@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import logging
 import shlex
-import signal
 import sys
-import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from fixedcode_megatron import runtime
 from fixedcode_megatron.comparison.grid import Grid, read_grid
 from fixedcode_megatron.comparison.slurm import sbatch_command, submit
 from fixedcode_megatron.data.files import open_claimed
 from fixedcode_megatron.errors import UserError
+from fixedcode_megatron.jobs.program import run_program
 from fixedcode_megatron.jobs.progress import TrainingView
 from fixedcode_megatron.jobs.text import text_table
-from fixedcode_megatron.planning.options import count
+from fixedcode_megatron.option_values import count
 
 if TYPE_CHECKING:
     from fixedcode_megatron.jobs.job import Job
@@ -29,32 +26,9 @@ LOCK = ".compare.lock"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Compare the runs of a grid.
-
-    Returns
-    -------
-    int
-        0 when all is done, 2 after a mistake, 128 + its number after a signal.
-    """
+    """Compare the runs of a grid; returns the exit status (see `run_program`)."""
     options = _parser().parse_args(argv)
-    logging.basicConfig(format="  %(message)s", level=logging.INFO, stream=sys.stdout)
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"megatron\.core")
-    from fixedcode_megatron.jobs.training import Interrupted
-
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        grid = read_grid(options.grid, folder=options.folder, processes=options.nproc_per_node)
-        _compare(grid, options)
-    except UserError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return 2
-    except (Interrupted, KeyboardInterrupt) as stop:
-        print("\nstopped: run the same command again to continue", flush=True)
-        return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
-    finally:
-        runtime.shutdown()
-    return 0
+    return run_program(lambda: _compare(options))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,11 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _compare(grid: Grid, options: argparse.Namespace) -> None:
+def _compare(options: argparse.Namespace) -> None:
     from fixedcode_megatron.comparison.matched import refuse_foreign_settings
     from fixedcode_megatron.comparison.runs import plan_runs
     from fixedcode_megatron.jobs.training import is_finished
 
+    grid = read_grid(options.grid, folder=options.folder, processes=options.nproc_per_node)
     jobs = plan_runs(grid)
     refuse_foreign_settings(jobs)
     missing = [job for job in jobs if not is_finished(job)]

@@ -16,11 +16,11 @@ from typing import Any
 
 import orjson
 
+from fixedcode_megatron.data.documents import BOM
 from fixedcode_megatron.data.streams import chunks
 from fixedcode_megatron.errors import UserError
 
 ROLES = ("system", "user", "assistant", "tool")
-_BOM = b"\xef\xbb\xbf"
 _FORMS = "messages, prompt and response, or instruction and output"
 
 
@@ -64,7 +64,7 @@ def _lines(path: Path) -> Iterator[bytes]:
     first = True
     for data, _ in chunks(path):
         if first:
-            data, first = data.removeprefix(_BOM), False
+            data, first = data.removeprefix(BOM), False
         *whole, rest = (rest + data).split(b"\n")
         yield from whole
     if rest:

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ def parse_lines(data: bytes, keys: Sequence[str], *, first: bool = False) -> Rec
     first
         Whether `data` begins a file, where a byte order mark may stand.
     """
-    if first and data.startswith(_BOM):
-        data = data[len(_BOM) :]
+    if first and data.startswith(BOM):
+        data = data[len(BOM) :]
     lines = _split(data)
     try:  # the usual case at the speed of the parser
         parsed = [orjson.loads(line) for line in lines]
@@ -152,7 +152,7 @@ def read_text_file(path: Path, keys: Sequence[str]) -> list[str] | Rejected:
     """A whole file as one document; every key gets its text."""
     data = path.read_bytes()
     try:
-        text = data.removeprefix(_BOM).decode("utf-8")
+        text = data.removeprefix(BOM).decode("utf-8")
     except UnicodeDecodeError as error:
         return Rejected(1, "malformed", f"not UTF-8 text ({error})")
     return [text for _ in keys]

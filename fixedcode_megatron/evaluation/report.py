@@ -10,11 +10,10 @@ from typing import Any
 from lm_eval.utils import handle_non_serializable
 
 from fixedcode_megatron.data.files import write_text_whole
-from fixedcode_megatron.evaluation.suites import SUITES, Suite
+from fixedcode_megatron.evaluation.suites import FRACTIONS, SUITES, Suite
 
 # What of the harness's results is kept; the rest says how this machine is set up.
 _KEPT = ("results", "groups", "versions", "n-shot", "higher_is_better", "n-samples")
-_FRACTIONS = ("acc", "acc_norm", "exact_match", "f1", "em")  # shown in percent, as in the papers
 
 
 def table(results: Mapping[str, Any], suite: str | None, wanted: Sequence[str]) -> str:
@@ -33,7 +32,7 @@ def table(results: Mapping[str, Any], suite: str | None, wanted: Sequence[str]) 
     rows = [["task", "metric", "this model", "+-", *columns]]
     for name in names:
         for metric, value, error in _metrics(results["results"][name], chosen, name):
-            theirs = list(chosen.published.get(name, ["-"] * len(columns))) if chosen else []
+            theirs = chosen.row(name) if chosen else ()
             rows.append([name, *_cells(metric, value, error), *theirs])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)) for row in rows]
@@ -63,7 +62,7 @@ def _cells(metric: str, value: Any, error: Any) -> list[str]:
 def _shown(metric: str, value: Any) -> str:
     if not isinstance(value, int | float):
         return "-"
-    return f"{100 * value:.2f}" if metric.split()[0] in _FRACTIONS else f"{value:.4g}"
+    return f"{100 * value:.2f}" if metric.split()[0] in FRACTIONS else f"{value:.4g}"
 
 
 def write_results(

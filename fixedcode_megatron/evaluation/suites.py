@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+FRACTIONS = ("acc", "acc_norm", "exact_match", "f1", "em")
+"""Metrics that are shown in percent, as in the papers."""
+
 
 @dataclass(frozen=True)
 class Suite:
@@ -25,6 +28,10 @@ class Suite:
     columns: tuple[str, ...] = ()
     published: dict[str, tuple[str, ...]] = field(default_factory=dict)
     note: str = ""
+
+    def row(self, task: str) -> tuple[str, ...]:
+        """The published results of a task, one for each of `columns`."""
+        return self.published.get(task, ("-",) * len(self.columns))
 
 
 SUITES = {

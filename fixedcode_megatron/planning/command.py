@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from fixedcode_megatron.errors import UserError
-from fixedcode_megatron.planning.options import amount, count, file_to_write
+from fixedcode_megatron.option_values import amount, count, file_to_write
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig

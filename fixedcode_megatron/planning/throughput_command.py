@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from fixedcode_megatron.config.sections import INPUT_INTERFACES
 from fixedcode_megatron.errors import TrainingError, UserError
-from fixedcode_megatron.planning.options import count, file_to_write
+from fixedcode_megatron.option_values import count, file_to_write
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config import RunConfig

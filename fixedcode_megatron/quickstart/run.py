@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import os
 import platform
-import signal
 import sys
 import time
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
@@ -20,6 +17,7 @@ from fixedcode_megatron.data.files import open_claimed, write_text_whole
 from fixedcode_megatron.data.recipes import prepare_python_library
 from fixedcode_megatron.errors import UserError
 from fixedcode_megatron.jobs.job import Job, refuse_changed_flags
+from fixedcode_megatron.jobs.program import run_program
 from fixedcode_megatron.jobs.progress import TrainingView, clock
 from fixedcode_megatron.quickstart.plan import DEFAULT_RUN_DIR, plan_jobs, uses_own_data
 from fixedcode_megatron.training.metrics_file import METRICS_FILE, History, read_history
@@ -35,29 +33,9 @@ _EXPLANATIONS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the quickstart.
-
-    Returns
-    -------
-    int
-        0 when the report is written, 2 after a mistake, 128 + its number after a signal.
-    """
+    """Run the quickstart; returns the exit status (see `run_program`)."""
     own, extra = _parser().parse_known_args(argv)
-    _configure_output()
-    from fixedcode_megatron.jobs.training import Interrupted
-
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        quickstart(own.run_dir, extra)
-    except UserError as error:
-        print("\n".join(f"error: {line}" for line in str(error).splitlines()), file=sys.stderr)
-        return 2
-    except (Interrupted, KeyboardInterrupt) as stop:
-        print("\nstopped: run the same command again to continue", flush=True)
-        return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
-    finally:
-        runtime.shutdown()
-    return 0
+    return run_program(lambda: quickstart(own.run_dir, extra))
 
 
 def quickstart(run_dir: str, extra: Sequence[str]) -> None:
@@ -171,10 +149,3 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--run-dir", default=DEFAULT_RUN_DIR, help="folder for all results")
     return parser
-
-
-def _configure_output() -> None:
-    """Messages on stdout; quiet about what megatron-core misses at import."""
-    logging.basicConfig(format="  %(message)s", level=logging.INFO, stream=sys.stdout)
-    logging.getLogger("megatron").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module=r"megatron\.core")

@@ -1,4 +1,4 @@
-"""Values of the planning tools' own options, refused by the option's name."""
+"""Values of tools' own options, as argparse types: each mistake is refused by the option's name."""
 
 from __future__ import annotations
 
