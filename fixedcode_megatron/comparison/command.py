@@ -35,9 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="compare_runs.py",
         allow_abbrev=False,
-        description="Train every run of a grid that is not complete yet, one after the other, and "
-        "write a report. Interrupted with Ctrl-C, the same command continues. docs/comparisons.md "
-        "says what a grid file holds.",
+        description="Train every run of a grid that is not complete yet, and write a report. "
+        "Interrupted with Ctrl-C, the same command continues. docs/comparisons.md says what a grid "
+        "file holds.",
     )
     parser.add_argument("grid", type=Path, help="YAML file, such as examples/grids/quickstart.yaml")
     what = parser.add_mutually_exclusive_group()
@@ -52,6 +52,9 @@ def _parser() -> argparse.ArgumentParser:
     what.add_argument("--report", action="store_true", help="report on the complete runs alone")
     parser.add_argument("--folder", help="where runs and report go, in place of the grid's")
     parser.add_argument("--nproc-per-node", type=count, help="ranks of each run, by torchrun")
+    parser.add_argument(
+        "-j", "--jobs", type=count, default=1, help="runs that train beside each other; default: 1"
+    )
     parser.add_argument(
         "--device", default="cpu", help="where hidden states are computed for the report"
     )
@@ -80,7 +83,7 @@ def _compare(options: argparse.Namespace) -> None:
     else:
         with _claimed(grid.folder) as lock:
             if missing and not options.report:
-                _train(grid, [job.name for job in missing], lock)
+                _train(grid, [job.name for job in missing], lock, options.jobs)
                 missing = []
             _report(grid, jobs, missing, options.device)
 
@@ -121,16 +124,21 @@ def _dry_run(grid: Grid, missing: Sequence[Job]) -> None:
         print(f"\n{text_table(HEADER, cost_rows(grid, missing))}\n{cost_note(grid)}")
 
 
-def _train(grid: Grid, names: Sequence[str], lock: IO[bytes]) -> None:
-    """Train these runs to their ends, one after the other."""
-    from fixedcode_megatron.comparison.runs import plan_runs
-    from fixedcode_megatron.jobs.training import train, trained_iterations
+def _train(grid: Grid, names: Sequence[str], lock: IO[bytes], at_once: int) -> None:
+    """Train these runs to their ends, `at_once` beside each other."""
+    import torch
 
+    from fixedcode_megatron.comparison.runs import plan_runs
+    from fixedcode_megatron.jobs.training import train_all, trained_iterations
+
+    if at_once > 1 and torch.cuda.is_available():
+        raise UserError(
+            f"--jobs {at_once}: the runs would share this machine's GPUs; give --jobs 1, --submit, "
+            "or CUDA_VISIBLE_DEVICES= to train on its CPUs"
+        )
     jobs = [job for job in plan_runs(grid, here=True) if job.name in names]
     left = sum(job.train_iters - trained_iterations(job) for job in jobs)
-    view = TrainingView(sys.stdout, left)
-    for number, job in enumerate(jobs, start=1):
-        train(job, f"[{number}/{len(jobs)}] {job.name}", view, lock)
+    train_all(jobs, TrainingView(sys.stdout, left), lock, at_once=at_once)
 
 
 def _report(grid: Grid, jobs: Sequence[Job], missing: Sequence[Job], device: str) -> None:

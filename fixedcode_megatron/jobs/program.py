@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import warnings
@@ -34,6 +35,10 @@ def run_program(work: Callable[[], None]) -> int:
     except (Interrupted, KeyboardInterrupt) as stop:
         print("\nstopped: run the same command again to continue", flush=True)
         return 128 + (stop.number if isinstance(stop, Interrupted) else signal.SIGINT)
+    except BrokenPipeError:
+        # Whoever read the output (head, say) has seen enough: nothing more can be written to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     finally:
         runtime.shutdown()
     return 0

@@ -1,4 +1,4 @@
-"""Trains one model as a program of its own, which Ctrl-C ends cleanly."""
+"""Trains models as programs of their own, which Ctrl-C ends cleanly."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ import os
 import signal
 import subprocess
 from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
@@ -38,30 +41,75 @@ def is_finished(job: Job) -> bool:
     return trained_iterations(job) >= job.train_iters and history.has_ended(job.train_iters)
 
 
-def train(job: Job, title: str, view: TrainingView, lock: IO[bytes]) -> None:
-    """Train a job to its end, continuing from its newest checkpoint.
+def train_all(
+    jobs: Sequence[Job], view: TrainingView, lock: IO[bytes], *, at_once: int = 1
+) -> None:
+    """Train jobs to their ends, each continuing from its newest checkpoint.
 
     Parameters
     ----------
-    title, view
-        Where and under which name to show progress.
+    view
+        Where to show progress.
     lock
-        The claim on the run folder. The training program holds it too, so that nobody starts a
-        second one beside it should this program be killed.
+        The claim on the run folder. The training programs hold it too, so that nobody starts a
+        second one beside them should this program be killed.
+    at_once
+        Training programs that run beside each other; they share this machine's cores evenly.
 
     Raises
     ------
     Interrupted
-        After a signal; the training program has saved a checkpoint and ended.
+        After a signal; the training programs have saved checkpoints and ended.
     UserError
-        If it ended before its last iteration, with the end of its log.
+        If one ended before its last iteration, with the end of its log; the others have been
+        asked to end, too.
     """
+    environment = dict(os.environ)
+    if at_once > 1:
+        cores = len(os.sched_getaffinity(0))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // at_once)))
+    problems: list[str] = []
+
+    def work(number: int, job: Job) -> None:
+        if relay.stopping:
+            return
+        title = f"[{number}/{len(jobs)}] {job.name}" if len(jobs) > 1 else job.name
+        try:
+            status, tail = _run(job, title, view, lock, relay, environment)
+        except BaseException:
+            relay.stop()
+            raise
+        if not relay.stopping and (status or not is_finished(job)):
+            relay.stop()
+            problems.append(
+                f"{tail}\ntraining of {job.name} ended with status {status} at iteration "
+                f"{trained_iterations(job)} of {job.train_iters}; its whole log is {_log(job)}"
+            )
+
+    with SignalRelay() as relay, ThreadPoolExecutor(at_once) as pool:
+        # The handlers of signals run here, in the main thread, while it waits.
+        for ended in [pool.submit(work, number, job) for number, job in enumerate(jobs, start=1)]:
+            ended.result()
+    view.clear()
+    if relay.received:
+        raise Interrupted(relay.received)
+    if problems:
+        raise UserError(problems[0])
+
+
+def _run(
+    job: Job,
+    title: str,
+    view: TrainingView,
+    lock: IO[bytes],
+    relay: SignalRelay,
+    environment: Mapping[str, str],
+) -> tuple[int, str]:
+    """Run a training program; returns its status and the end of what it said."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    view.start(title, trained_iterations(job), job.train_iters)
-    log_path = job.folder / "train.log"
+    shown = view.start(title, trained_iterations(job), job.train_iters)
     tail: deque[str] = deque(maxlen=15)
     with (
-        SignalRelay() as relay,
         # In a process group of its own: Ctrl-C reaches this program alone, which passes it on once
         # (a second one would end the training before its checkpoint is written).
         subprocess.Popen(
@@ -73,39 +121,39 @@ def train(job: Job, title: str, view: TrainingView, lock: IO[bytes]) -> None:
             errors="replace",
             process_group=0,
             pass_fds=(lock.fileno(),),
+            env=environment,
         ) as process,
-        log_path.open("a", encoding="utf-8") as log,
+        _log(job).open("a", encoding="utf-8") as log,
+        relay.reaching(process),
     ):
-        relay.attach(process)
         assert process.stdout is not None
         for line in process.stdout:
             log.write(line)
             log.flush()
-            if not view.feed(line):
+            if not shown.feed(line):
                 tail.append(line.rstrip())
-    view.finish()
-    if relay.received:
-        raise Interrupted(relay.received)
-    if process.returncode or not is_finished(job):
-        told = "\n".join(tail)
-        raise UserError(
-            f"{told}\ntraining of {job.name} ended with status {process.returncode} at "
-            f"iteration {trained_iterations(job)} of {job.train_iters}; its whole log is {log_path}"
-        )
+    return process.returncode, "\n".join(tail)
+
+
+def _log(job: Job) -> Path:
+    return job.folder / "train.log"
 
 
 class SignalRelay:
-    """While active, passes the signals that ask this program to end on to another one.
+    """While active, passes the signals that ask this program to end on to others.
 
     Attributes
     ----------
     received
         The first signal that arrived, or 0.
+    stopping
+        Whether the programs have been asked to end.
     """
 
     def __init__(self) -> None:
         self.received = 0
-        self._process: subprocess.Popen[str] | None = None
+        self.stopping = False
+        self._processes: list[subprocess.Popen[str]] = []
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalRelay:
@@ -116,23 +164,31 @@ class SignalRelay:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
-    def attach(self, process: subprocess.Popen[str]) -> None:
-        """Name the program; a signal that came before it started is passed on now."""
-        self._process = process
-        if self.received:
-            self._send(self.received)
+    @contextlib.contextmanager
+    def reaching(self, process: subprocess.Popen[str]) -> Iterator[None]:
+        """Reach a program; what came before it was started is passed on now."""
+        self._processes.append(process)
+        try:
+            if self.stopping:
+                self._send(process)
+            yield
+        finally:
+            self._processes.remove(process)
+
+    def stop(self) -> None:
+        """Ask the programs to end, with their checkpoints saved."""
+        self.stopping = True
+        for process in list(self._processes):
+            self._send(process)
 
     def _receive(self, number: int, _frame: FrameType | None) -> None:
         if not self.received:
             # Not print: the signal may have come in the middle of one.
             os.write(1, b"\n  stopping: a checkpoint is saved first\n")
         self.received = self.received or number
-        self._send(number)
+        self.stop()
 
-    def _send(self, number: int) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                # A closed terminal asks for the same clean end.
-                self._process.send_signal(
-                    signal.SIGTERM if number == signal.SIGHUP else signal.Signals(number)
-                )
+    def _send(self, process: subprocess.Popen[str]) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            # A closed terminal, and a problem elsewhere, ask for the same clean end.
+            process.send_signal(signal.SIGINT if self.received == signal.SIGINT else signal.SIGTERM)

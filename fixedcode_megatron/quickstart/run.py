@@ -69,16 +69,15 @@ def _run(jobs: Sequence[Job], run_dir: str, lock: IO[bytes]) -> None:
 
 
 def _train_all(jobs: Sequence[Job], lock: IO[bytes]) -> None:
-    from fixedcode_megatron.jobs.training import is_finished, train, trained_iterations
+    from fixedcode_megatron.jobs.training import is_finished, train_all, trained_iterations
 
     todo = [job for job in jobs if not is_finished(job)]
     left = sum(max(0, job.train_iters - trained_iterations(job)) for job in todo)
     view = TrainingView(sys.stdout, left)
     for number, job in enumerate(jobs, start=1):
-        title = f"[{number}/{len(jobs)}] {job.name}"
-        print(f"{title}: {_EXPLANATIONS[job.name]}", flush=True)
+        print(f"[{number}/{len(jobs)}] {job.name}: {_EXPLANATIONS[job.name]}", flush=True)
         if job in todo:
-            train(job, title, view, lock)
+            train_all([job], view, lock)
         else:
             print(f"  trained already ({job.folder}), nothing to do")
 

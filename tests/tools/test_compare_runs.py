@@ -8,8 +8,12 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from fixedcode_megatron.comparison.command import main
@@ -19,6 +23,7 @@ from fixedcode_megatron.comparison.runs import plan_runs
 from fixedcode_megatron.data.indexed import IndexedDatasetWriter
 from fixedcode_megatron.training.metrics_file import read_history
 
+ROOT = Path(__file__).parents[2]
 VOCAB_SIZE = 50  # K = 6; the head has 128 rows
 ITERATIONS = 6
 MODEL = (
@@ -109,6 +114,40 @@ def test_a_deleted_run_is_trained_again_and_resumes_where_it_was_interrupted(fin
     assert after == {other: log for other, log in before.items() if other != name}
     assert final(folder, name) == loss
     assert (folder / "csv" / "runs.csv").read_text() == page
+
+
+def test_runs_beside_each_other_come_to_the_same(finished, tmp_path):
+    grid, folder = finished
+    for name in RUNS[1:3]:
+        shutil.copytree(folder / name, tmp_path / name)
+    assert main([str(grid), "--folder", str(tmp_path), "--jobs", "2"]) == 0
+    for name in RUNS:
+        assert final(tmp_path, name) == final(folder, name)
+
+
+def test_a_run_that_breaks_down_ends_those_beside_it(tmp_path, data):
+    grid = write_grid(
+        tmp_path / "grid.yaml",
+        f"folder: {tmp_path}/out\nflags: {MODEL} --data-path {data} --train-iters 100000 "
+        "--eval-interval 100000\naxes:\n  input_interface: [learned, binary]\n",
+    )
+    tool = [sys.executable, str(ROOT / "tools" / "compare_runs.py"), str(grid), "-j", "2"]
+    with subprocess.Popen(tool, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+        folders = {name: tmp_path / "out" / name for name in ("learned", "binary")}
+        until = time.monotonic() + 120
+        while any(not (f / "metrics.jsonl").exists() for f in folders.values()):
+            assert process.poll() is None and time.monotonic() < until
+            time.sleep(0.1)
+        for child in psutil.Process(process.pid).children():
+            if str(folders["binary"]) in child.cmdline():
+                child.kill()
+        _, errors = process.communicate(timeout=120)
+    assert process.returncode == 2
+    assert b"training of binary ended with status -9 at iteration 0 of 100000" in errors
+    assert b"training of learned" not in errors
+    trained = read_history(folders["learned"] / "metrics.jsonl").train[-1]["iteration"]
+    tracker = folders["learned"] / "checkpoints" / "latest_checkpointed_iteration.txt"
+    assert int(tracker.read_text()) == trained > 0
 
 
 def test_a_report_on_some_runs(finished, tmp_path):

@@ -290,14 +290,13 @@ class Recorder:
 
 def test_view_of_progress_reads_the_training_log():
     stream = Recorder()
-    view = TrainingView(stream, 40)
-    view.start("[1/3] learned", 0, 40)
+    model = TrainingView(stream, 40).start("[1/3] learned", 0, 40)
     step = " [2026-01-01 00:00:00] iteration       10/      40 | x | lm loss: 5.5E+00 | y | "
-    assert view.feed(step + "tokens per second per GPU: 6123.4 | MFU: n/a |\n")
-    assert view.feed(
+    assert model.feed(step + "tokens per second per GPU: 6123.4 | MFU: n/a |\n")
+    assert model.feed(
         " validation loss at iteration 10 | lm loss value: 6.25E+00 | lm loss PPL: 5 |"
     )
-    assert not view.feed("saved checkpoint somewhere\n")
+    assert not model.feed("saved checkpoint somewhere\n")
     last = stream.text.splitlines()[-1]
     assert last.startswith("  [1/3] learned   10/40 | ")
     assert last.endswith(" | loss 5.500 | validation 6.250 | 6,123 tokens/s")
@@ -305,17 +304,17 @@ def test_view_of_progress_reads_the_training_log():
 
 
 def test_view_of_progress_works_out_the_time_left(monkeypatch):
-    seconds = iter([0.0, 0.0, 20.0, 30.0, 30.0, 30.0, 40.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(seconds))
-    stream, line = Recorder(), " validation loss at iteration 10 | lm loss value: 6.0 |"
-    view = TrainingView(stream, 70)
-    view.start("first", 0, 20)
-    view.feed(line)  # 10 of 20 and of 70 iterations in 20 s
-    assert "| 0:20 so far, 0:20 left (2:00 for all) |" in stream.text.splitlines()[-1]
-    view.finish()  # at 30 s
-    view.start("second", 0, 50)
-    view.feed(line)  # 20 iterations in 40 s
-    assert "| 0:10 so far, 1:20 left (1:40 for all) |" in stream.text.splitlines()[-1]
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    stream, line = Recorder(), " validation loss at iteration {} | lm loss value: 6.0 |"
+    view = TrainingView(stream, 90)
+    first, second = view.start("first", 0, 20), view.start("second", 30, 80)
+    now = 20.0
+    first.feed(line.format(10))  # 10 of 20, and of 90 for all, in 20 s
+    assert "| 0:20 so far, 0:20 left (2:40 for all) |" in stream.text.splitlines()[-1]
+    now = 30.0
+    second.feed(line.format(40))  # 10 of the 50 that it lacks in 30 s; 20 of 90 for all
+    assert "| 0:30 so far, 2:00 left (1:45 for all) |" in stream.text.splitlines()[-1]
 
 
 def test_two_at_once_are_refused(tmp_path):
