@@ -152,4 +152,4 @@ def _report(grid: Grid, jobs: Sequence[Job], missing: Sequence[Job], device: str
     write_report(grid.folder, report)
     print(text_table(report.tables[0].header, report.tables[0].rows))
     print("\n".join(["", *report.findings, ""]))
-    print(f"{grid.folder}: report.html, report.md, csv/, and a folder for each run")
+    print(f"{grid.folder}: report.html, report.md, losses.csv, csv/, and a folder for each run")

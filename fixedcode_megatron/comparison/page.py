@@ -35,6 +35,8 @@ class Report:
         Names of runs that are not complete.
     commands
         What trains each run again.
+    losses
+        Every loss that was logged; a CSV file of its own, not shown.
     """
 
     title: str
@@ -44,13 +46,15 @@ class Report:
     tables: Sequence[Table]
     figures: Sequence[Figure]
     commands: Sequence[str]
+    losses: Table
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write report.html, report.md and csv/*.csv into a folder."""
+    """Write report.html, report.md, losses.csv and csv/*.csv into a folder."""
     (folder / "csv").mkdir(parents=True, exist_ok=True)
     write_text_whole(folder / "report.html", to_html(report))
     write_text_whole(folder / "report.md", to_markdown(report))
+    write_text_whole(folder / "losses.csv", to_csv(report.losses))
     for table in [*report.tables, *(figure.table for figure in report.figures)]:
         write_text_whole(folder / "csv" / f"{table.key}.csv", to_csv(table))
 

@@ -58,6 +58,7 @@ def make_report(grid: Grid, jobs: Sequence[Job], missing: Sequence[str], device:
         tables=[table for table in found if table is not None],
         figures=figures(groups),
         commands=[run.command for run in results],
+        losses=tables.losses(results),
     )
 
 

@@ -162,6 +162,15 @@ class Group:
         return (max(values) - min(values)) / mean(values)
 
 
+def differences(reference: Group, other: Group) -> list[float]:
+    """Loss of `other` less that of `reference`, nats, for each seed that both have.
+
+    Runs of one seed read the same samples, so chance that the data brings is in both.
+    """
+    losses = {run.seed: run.loss for run in reference.runs}
+    return [run.loss - losses[run.seed] for run in other.runs if run.seed in losses]
+
+
 def grouped(grid: Grid, results: Sequence[RunResult]) -> dict[str, list[Group]]:
     """``{setting: groups}``, both in the grid's order."""
     found: dict[str, list[Group]] = {}

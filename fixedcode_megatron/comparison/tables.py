@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 
 from fixedcode_megatron.comparison.matched import checksums
-from fixedcode_megatron.comparison.results import MEMORY, Group, RunResult
+from fixedcode_megatron.comparison.results import MEMORY, Group, RunResult, differences
 from fixedcode_megatron.training.gradient_norms import PARTS
 
 MIB = 2**20
@@ -47,6 +47,7 @@ def summary(groups: Mapping[str, Sequence[Group]]) -> Table:
                     f"{group.mean_perplexity:,.3f}",
                     NONE if seed_range is None else f"{seed_range:.2%}",
                     NONE if group is reference else f"{difference:+.2%}",
+                    NONE if group is reference else _span(differences(reference, group)),
                     _count(group.runs[0].parameters),
                     _count(group.runs[0].input_parameters),
                 )
@@ -56,14 +57,21 @@ def summary(groups: Mapping[str, Sequence[Group]]) -> Table:
         "Validation perplexity",
         (
             "setting", "variant", "seeds", "mean loss (nats)", "mean perplexity",
-            "seed range / mean", "against the first", "parameters", "input parameters",
+            "seed range / mean", "against the first", "loss against it, seed by seed", "parameters",
+            "input parameters",
         ),
         rows,
         "Perplexity is exp of the loss, averaged over seeds; the seed range is (max - min) / mean. "
+        "Seed by seed: the least and the largest difference of two losses (nats) of one seed. "
         "Parameters are trainable ones, the head's padding included. Paper A's Table 1 (537M, own "
         "data and tokenizer, 3 seeds; not comparable with figures of another tokenizer): learned "
         "2.44, canonical (binary) 2.36, affine (gf2) 2.39, seed range 4.8 %.",
     )  # fmt: skip
+
+
+def _span(values: Sequence[float]) -> str:
+    ends = dict.fromkeys(f"{end:+.4f}" for end in (min(values), max(values))) if values else [NONE]
+    return " to ".join(ends)
 
 
 def runs(results: Sequence[RunResult]) -> Table:
@@ -95,6 +103,23 @@ def runs(results: Sequence[RunResult]) -> Table:
         "The data checksum adds up the CRC-32 of every sample's tokens; the checksums of the "
         "initial weights are of all layers and of the head.",
     )  # fmt: skip
+
+
+def losses(results: Sequence[RunResult]) -> Table:
+    """Every loss that the runs have logged, to check a run that is trained again."""
+    rows = []
+    for run in results:
+        sums = checksums(run.history)
+        lines = {row["iteration"]: ["", ""] for row in run.history.train + run.history.validation}
+        for place, kind in enumerate((run.history.train, run.history.validation)):
+            for row in kind:
+                lines[row["iteration"]][place] = f"{row['lm loss']:.6f}"
+        rows += [
+            (run.name, f"{iteration}", *found, f"{sums.get(iteration, '')}")
+            for iteration, found in sorted(lines.items())
+        ]
+    header = ("run", "iteration", "lm loss", "validation loss", "data checksum")
+    return Table("losses", "Losses (nats)", header, rows)
 
 
 def machine(groups: Mapping[str, Sequence[Group]]) -> Table:

@@ -253,6 +253,20 @@ def test_numbers_of_the_report(finished):
     assert files["gradients"][1]["input"] == "-" and float(files["gradients"][0]["input"]) > 0
 
 
+def test_every_loss_is_written_down(finished):
+    _, folder = finished
+    rows = list(csv.DictReader((folder / "losses.csv").open()))
+    assert [(row["run"], row["iteration"]) for row in rows] == [
+        (name, str(iteration)) for name in RUNS for iteration in range(1, ITERATIONS + 1)
+    ]
+    history = read_history(folder / "binary-seed1" / "metrics.jsonl")
+    mine = [row for row in rows if row["run"] == "binary-seed1"]
+    assert [row["lm loss"] for row in mine] == [f"{row['lm loss']:.6f}" for row in history.train]
+    assert [row["validation loss"] for row in mine][:3:2] == ["", ""]  # evaluated every second one
+    assert float(mine[-1]["validation loss"]) == pytest.approx(final(folder, "binary-seed1"))
+    assert int(mine[-1]["data checksum"]) == history.data_checksum
+
+
 def test_a_fine_tuning_starts_with_the_run_of_the_same_name(finished, tmp_path):
     _, folder = finished
     grid = write_grid(

@@ -20,7 +20,7 @@ from fixedcode_megatron.training.metrics_file import History
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 
 
-def run(variant, loss, *, setting="", seconds=(0.5, 0.25), evaluation=None):
+def run(variant, loss, *, setting="", seed="1", seconds=(0.5, 0.25), evaluation=None):
     rows = [
         {
             "iteration": 10 * (i + 1), "consumed tokens": 1000 * (i + 1), "data checksum": 1,
@@ -31,14 +31,17 @@ def run(variant, loss, *, setting="", seconds=(0.5, 0.25), evaluation=None):
         for i, s in enumerate(seconds)
     ]  # fmt: skip
     return RunResult(
-        name=variant, variant=variant, setting=setting, seed="1", command="", weights=None,
+        name=variant, variant=variant, setting=setting, seed=seed, command="", weights=None,
         history=History(rows, [{"iteration": 20, "lm loss": loss}]), evaluation=evaluation,
     )  # fmt: skip
 
 
 def group(variant, *perplexities, setting=""):
     losses = [float(torch.tensor(p, dtype=torch.float64).log()) for p in perplexities]
-    return Group(setting, variant, [run(variant, loss, setting=setting) for loss in losses])
+    runs = [
+        run(variant, loss, setting=setting, seed=str(number)) for number, loss in enumerate(losses)
+    ]
+    return Group(setting, variant, runs)
 
 
 def test_the_sentence_says_no_more_than_the_numbers():
@@ -59,8 +62,10 @@ def test_the_sentence_says_no_more_than_the_numbers():
 def test_summary_and_machine_tables():
     groups = {"": [group("learned", 19.0, 21.0), group("binary", 10.0, 20.0)]}
     learned, binary = summary(groups).rows
-    assert learned[2:7] == ("2", "2.9945", "20.000", "10.00%", "-")  # ln 19 and ln 21: 2.94, 3.04
+    assert learned[2:8] == ("2", "2.9945", "20.000", "10.00%", "-", "-")  # ln 19, ln 21: 2.94, 3.04
     assert binary[4:7] == ("15.000", "66.67%", "-25.00%")
+    # Seed by seed ln (10 / 19) = -0.6419 and ln (20 / 21) = -0.0488.
+    assert binary[7] == "-0.6419 to -0.0488"
     # 100 tokens an iteration of 0.5 s and of 0.25 s: the median of 200 and 400.
     assert [row[-2:] for row in machine(groups).rows] == [("300", "-"), ("300", "+0.0%")]
     assert machine(groups).rows[0][2:6] == ("-", "-", "-", "2.0")
@@ -115,7 +120,9 @@ def page():
         Figure("rank", "Rank", "after", "rank", lines[:1], ("a", "b", "c", "d", "e"), True),
     ]
     table = Table("t", "A table", ("one", "two"), [("1", "2")], "A note.")
-    return to_html(Report("A <title>", ["One & two."], ["Same."], ["x"], [table], figures, ["go"]))
+    return to_html(
+        Report("A <title>", ["One & two."], ["Same."], ["x"], [table], figures, ["go"], table)
+    )
 
 
 def test_the_page_needs_nothing_else_and_speaks(page):
