@@ -73,7 +73,7 @@ def initialize(cfg: RunConfig) -> Runtime:
     _init_process_group(cfg, runtime)
     _init_model_parallel(cfg)
     tp_overlap.initialize(cfg)
-    _seed(cfg.training.seed)
+    _seed(cfg)
     return runtime
 
 
@@ -85,7 +85,7 @@ def initialize_single(cfg: RunConfig) -> Runtime:
     )
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     _init_model_parallel(cfg)
-    _seed(cfg.training.seed)
+    _seed(cfg)
     return runtime
 
 
@@ -114,6 +114,8 @@ def _start_device(cfg: RunConfig) -> Runtime:
     if on_gpu:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
+        if cfg.transformer.cuda_graph_impl != "none":
+            torch.cuda.set_stream(torch.cuda.Stream())  # the default one cannot be recorded
     else:
         if torch.cuda.is_available():
             raise UserError("--device cpu: hide the GPUs as well (CUDA_VISIBLE_DEVICES=)")
@@ -186,12 +188,15 @@ def _init_model_parallel(cfg: RunConfig) -> None:
     )
 
 
-def _seed(seed: int) -> None:
+def _seed(cfg: RunConfig) -> None:
     """Seed every generator as Megatron does: pipeline stages differ, data-parallel ranks agree."""
     from megatron.core import parallel_state, tensor_parallel
 
-    seed += 100 * parallel_state.get_pipeline_model_parallel_rank()
+    seed = cfg.training.seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)
-    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+    # CUDA graphs need Transformer Engine's tracker, whose generators a replay moves on.
+    tensor_parallel.model_parallel_cuda_manual_seed(
+        seed, te_rng_tracker=cfg.transformer.use_te_rng_tracker, force_reset_rng=True
+    )

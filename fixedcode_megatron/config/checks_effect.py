@@ -15,8 +15,6 @@ from fixedcode_megatron.config.tree import OPTIONS
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
 
-_GRAPHS = "the training loop captures no CUDA graphs; leave it out"
-
 _GROUPS = (
     "megatron-core mixes up the groups of parameters when such a run is resumed; use --lr and "
     "--min-lr for all"
@@ -26,11 +24,9 @@ _REFUSED: dict[str, str] = {
     "apply_residual_connection_post_layernorm": (
         "megatron-core's layers take the residual before the norm, always; leave it out"
     ),
-    "cuda_graph_impl": _GRAPHS,
     "decoupled_lr": _GROUPS,
     "decoupled_min_lr": _GROUPS,
-    "enable_cuda_graph": _GRAPHS,
-    "external_cuda_graph": _GRAPHS,
+    "optimizer_cuda_graph": "the update waits for the gradient norm on the host; leave it out",
     "overlap_param_gather_with_optimizer_step": "is not supported; use --overlap-param-gather",
     "use_layer_wise_distributed_optimizer": "is not supported: Muon's state is whole on every rank",
 }

@@ -32,6 +32,11 @@ def fill(cfg: RunConfig, world_size: int) -> None:
     _training(cfg, world_size)
     if cfg.data.sft:
         _fine_tuning(cfg)
+    if (
+        cfg.transformer.cuda_graph_impl != "none"
+        and availability.transformer_impl(cfg) == "transformer_engine"
+    ):
+        cfg.set("use_te_rng_tracker", True)  # whose generators a replay moves on
     if cfg.data.prepare_data != "none":
         cfg.notices.append(
             f"--prepare-data {cfg.data.prepare_data}: the text is a stand-in, made here; for "

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from fixedcode_megatron.config import (
     checks_data,
     checks_effect,
+    checks_graphs,
     checks_layout,
     checks_machine,
     checks_model,
@@ -52,7 +53,7 @@ def validate(cfg: RunConfig, world_size: int, *, complete: bool = True) -> list[
     problems += checks_model.widths(cfg)
     problems += checks_model.interface(cfg)
     problems += checks_machine.check(cfg)
-    problems += checks_effect.check(cfg)
+    problems += checks_effect.check(cfg) + checks_graphs.check(cfg)
     problems += checks_training.batches(cfg, world_size)
     problems += checks_schedule.schedule(cfg)
     problems += checks_muon.check(cfg)

@@ -162,7 +162,7 @@ def _fake_job(cfg: RunConfig, world_size: int, rank: int) -> Iterator[run_time.R
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         run_time._init_model_parallel(cfg)
-        run_time._seed(cfg.training.seed)
+        run_time._seed(cfg)
         with contextlib.ExitStack() as stack:
             for owner, name, replacement in _replacements():
                 stack.enter_context(_replaced(owner, name, replacement))

@@ -85,7 +85,13 @@ def _config(training_flags: list[str]) -> RunConfig:
     # What a run needs and a measurement does not: data, a length, a learning rate.
     defaults = ["--data-path", "made-up", "--train-iters", "1000000", "--lr", "1e-4"]
     defaults += ["--min-lr", "0"]
-    return parse_args([*defaults, *training_flags, "--prepare-data", "none"])
+    cfg = parse_args([*defaults, *training_flags, "--prepare-data", "none"])
+    if cfg.transformer.cuda_graph_impl != "none":
+        raise UserError(
+            "--cuda-graph-impl: this tool times steps without CUDA graphs; leave it out "
+            "(tools/gpu_check.sh times a model with and without)"
+        )
+    return cfg
 
 
 def _run(options: argparse.Namespace, cfg: RunConfig) -> int:

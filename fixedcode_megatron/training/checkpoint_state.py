@@ -113,7 +113,7 @@ def _rng_object() -> ShardedObject:
         "numpy": np.random.get_state(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
-        "tracker": get_cuda_rng_tracker().get_states(),
+        "tracker": plain_states(get_cuda_rng_tracker().get_states()),
     }
     sizes = layout()
     place = (
@@ -131,4 +131,31 @@ def set_rng_state(state: dict[str, Any]) -> None:
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
     torch.cuda.set_rng_state(state["cuda"])
-    get_cuda_rng_tracker().set_states(state["tracker"])
+    tracker = get_cuda_rng_tracker()
+    tracker.set_states(restored_states(tracker.get_states(), state["tracker"]))
+
+
+def plain_states(states: dict[str, Any]) -> dict[str, torch.Tensor]:
+    """Random states as tensors, whether the tracker keeps tensors or (for CUDA graphs) generators.
+
+    So a run can go on with graphs after one without, and the other way round.
+    """
+    return {
+        name: state.get_state() if isinstance(state, torch.Generator) else state
+        for name, state in states.items()
+    }
+
+
+def restored_states(
+    current: dict[str, Any], saved: dict[str, torch.Tensor]
+) -> dict[str, torch.Tensor | torch.Generator]:
+    """The saved random states in the form that the tracker keeps; its generators stay the same."""
+    restored: dict[str, torch.Tensor | torch.Generator] = {}
+    for name, state in plain_states(saved).items():
+        generator = current.get(name)
+        if isinstance(generator, torch.Generator):
+            generator.set_state(state)
+            restored[name] = generator
+        else:
+            restored[name] = state
+    return restored

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from fixedcode_megatron.training import phases
 from fixedcode_megatron.training.checkpoint_save import CheckpointSaver
+from fixedcode_megatron.training.cuda_graphs import LayerGraphs
 from fixedcode_megatron.training.data_feed import DataFeed
 from fixedcode_megatron.training.evaluation import evaluate
 from fixedcode_megatron.training.finite import refuse_unsound_state
@@ -59,6 +60,7 @@ def train(
     iterators = feeds.train.iterators(state.consumed_samples)
     interval = Interval()
     profiler = Profiler(trainer, Path(cfg.logging.run_dir or "."))
+    graphs = LayerGraphs(trainer)
     with profiler, StopRequests(cfg, trainer.runtime) as stop:
         while not finished(trainer):
             trainer.phases.iteration = state.iteration + 1
@@ -67,6 +69,7 @@ def train(
                 interval.add(skip_step(trainer, iterators))
             else:
                 trainer.guard.measure_parts = _logs(trainer, state.iteration + 1)
+                graphs.before_step()
                 interval.add(train_step(trainer, iterators))
             if _due(state.iteration, cfg.logging.log_interval) or finished(trainer):
                 metrics.log_interval(interval, feeds.train.take_checksum())
@@ -82,6 +85,7 @@ def train(
             if stop.vote() or _due(state.iteration, cfg.training.exit_interval):
                 break
         stop.finish()
+    graphs.delete()
     if interval.iterations:
         metrics.log_interval(interval, feeds.train.take_checksum())
     save()

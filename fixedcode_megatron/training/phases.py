@@ -13,6 +13,7 @@ FORWARD_BACKWARD = "forward-backward"
 OPTIMIZER = "optimizer"
 EVALUATION = "evaluation"
 SAVE = "save"
+CAPTURE = "recording CUDA graphs"
 BETWEEN = "between steps"
 
 

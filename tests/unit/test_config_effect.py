@@ -17,7 +17,6 @@ MINIMAL = (
     "flags, word",
     [
         ("--apply-residual-connection-post-layernorm", "before the norm"),
-        ("--cuda-graph-impl local", "CUDA graphs"),
         ("--decoupled-lr 1e-2", "--lr"),
         ("--decoupled-lr 0", "--lr"),
         ("--optimizer sgd --save x", "--no-save-optim"),
