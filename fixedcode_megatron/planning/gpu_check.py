@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VARIANTS = ["learned", "binary", f"binary{FOLD}"]
 _MICRO_BATCHES = (32, 16, 8, 4, 2, 1)
-_SMALL = (
+SMALL = (
     "--num-layers 2 --hidden-size 128 --num-attention-heads 4 --kv-channels 32 "
     "--num-query-groups 4 --ffn-hidden-size 256 --seq-length 64 --max-position-embeddings 64 "
     "--vocab-size 1024 --code-bits 16"
@@ -79,7 +79,7 @@ def _config(device: str, micro_batch: int) -> RunConfig:
         "--transformer-impl local --train-iters 1000 --lr-warmup-iters 0 "
         f"--micro-batch-size {micro_batch} --global-batch-size {micro_batch} --device {device} "
     )
-    return parse_args((flags + (_SMALL if device == "cpu" else "")).split())
+    return parse_args((flags + (SMALL if device == "cpu" else "")).split())
 
 
 def largest_micro_batch(device: str, runtime: Runtime) -> int:

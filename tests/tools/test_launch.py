@@ -12,6 +12,7 @@ import pytest
 
 from fixedcode_megatron import env_report
 from fixedcode_megatron.data.indexed import IndexedDatasetWriter
+from fixedcode_megatron.planning import graph_check
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "pretrain_fixedcode.sh"
@@ -208,6 +209,18 @@ def test_gpu_check_rehearses_its_training_steps(tmp_path):
     difference = memory["learned"]["optimizer"] - memory["binary"]["optimizer"]
     assert difference == 12 * 1024 * 128
     assert memory["binary"]["parameters"] == memory["binary+fold"]["parameters"]
+
+
+def test_gpu_check_compares_losses_with_and_without_graphs():
+    command = ("-m", "fixedcode_megatron.planning.graph_check", "--device", "cpu", "--steps", "5")
+    result = run(sys.executable, *command, cwd=ROOT)  # rehearsed without graphs
+    assert result.returncode == 0, result.stderr[-2000:]
+    assert "ok: losses of 5 steps differ by 0.0e+00" in result.stdout
+    # 3 against 2 is half as much again; two equal runs leave room for rounding, no more.
+    assert graph_check.largest_difference([4.0, 2.0], [4.0, 3.0]) == 0.5
+    assert graph_check.agree(0.0, 5e-5) and not graph_check.agree(0.0, 2e-4)
+    assert graph_check.agree(1e-3, 2e-3) and not graph_check.agree(1e-3, 5e-3)
+    assert not graph_check.agree(0.0, graph_check.largest_difference([4.0], [float("nan")]))
 
 
 def test_container_leaves_torch_alone():
