@@ -113,6 +113,8 @@ def refusal(flags):
         ("--precision fp32", "BF16", "--bf16"),
         ("--cuda-graph-warmup-steps 0", "--cuda-graph-warmup-steps 0", "at least 1"),
         ("--num-experts 4", "expert", "drop one"),
+        ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2", "use 1"),
+        ("--context-parallel-size 2 --cp-comm-type p2p", "--context-parallel-size 2", "use 1"),
         ("--fp32-residual-connection", "--fp32-residual-connection", "drop one"),
         (
             "--pipeline-model-parallel-size 2 --rampup-batch-size 8 8 1000 --global-batch-size 16 "
