@@ -26,7 +26,7 @@ class Report:
     Attributes
     ----------
     tables
-        The first stands before the figures, the others after them.
+        The first stands before everything else, the others after the figures.
     findings
         One sentence for each variant against the first.
     matched
@@ -98,12 +98,12 @@ def to_html(report: Report) -> str:
         '<link rel="icon" href="data:,">',
         f"<title>{escape(report.title)}</title><style>{_file('page.css')}</style></head><body>",
         f"<main><h1>{escape(report.title)}</h1>",
+        _section(report.tables[0]),
         f'<ul class="findings">{findings}</ul>',
         f"<p>{escape(' '.join(report.matched))}</p>",
     ]
     if report.missing:
         parts.append(f"<p><strong>{escape(_missing(report))}</strong></p>")
-    parts.append(_section(report.tables[0]))
     parts.append(
         "<h2>Curves</h2><p>Lines are means over seeds, bands reach from the least to the "
         "largest. Point at a plot, or focus it and use the arrow keys, to read values; "
