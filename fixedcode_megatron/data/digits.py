@@ -50,11 +50,10 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
         Whether a character that matters begins with this pair of bytes, bool [65536].
     """
     codes = np.arange(0x80, _LAST_NUMERIC)
-    names = "".join(map(unicodedata.category, map(chr, codes.tolist())))  # two letters each
-    kinds = np.frombuffer(names.encode(), "S2")
+    kinds = np.array([unicodedata.category(chr(code)) for code in codes.tolist()])
     classes = np.zeros(0x110000, np.uint8)
-    classes[codes[kinds.view("S1")[::2] == b"N"]] = _NUMERIC
-    classes[codes[kinds == b"Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
+    classes[codes[np.char.startswith(kinds, "N")]] = _NUMERIC
+    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
     odd = np.flatnonzero(classes)
     pairs = np.zeros(1 << 16, bool)
     for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
