@@ -16,7 +16,7 @@
 # up to `exec`. To Python it opens a string that ends at the three quotes.
 # shellcheck disable=SC2289
 ''':'
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)
 python=$here/../.venv/bin/python # what `make setup` made, where it is there
 [[ -x $python ]] || python=python3
 exec "$python" "$here/$(basename "${BASH_SOURCE[0]}")" "$@"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from fixedcode_megatron.data.summary import read_summary
@@ -61,7 +62,7 @@ def _refuse_missing_shards(known: dict[str, dict[str, Any]]) -> None:
     """A task of a job array that failed must not pass unnoticed."""
     runs: dict[str, set[int]] = defaultdict(set)
     totals: dict[str, int] = {}
-    for summary in known.values():
+    for summary in [*known.values(), *_empty_shards({Path(prefix).parent for prefix in known})]:
         index, total = summary.get("shard") or (0, 1)
         if total > 1:
             run = json.dumps([summary.get("key"), total, summary.get("inputs")])
@@ -76,3 +77,14 @@ def _refuse_missing_shards(known: dict[str, dict[str, Any]]) -> None:
                 f"inputs (--shard-index {shown}): make them, or merge the others with "
                 "--allow-missing-shards"
             )
+
+
+def _empty_shards(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
+    """Summaries of shards that had no documents, and so left no dataset."""
+    for path in (path for folder in folders for path in folder.glob("*-of-*.json")):
+        try:
+            summary = json.loads(path.read_text(encoding="utf-8"))
+            if summary["documents"] == 0 and not path.with_suffix(".idx").exists():
+                yield summary
+        except (OSError, ValueError, KeyError, TypeError):
+            continue

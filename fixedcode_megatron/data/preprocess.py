@@ -26,6 +26,7 @@ from fixedcode_megatron.data.progress import ByteProgress
 from fixedcode_megatron.data.run_summary import common_summary, dataset_summary
 from fixedcode_megatron.data.sentences import make_splitter
 from fixedcode_megatron.data.sources import Item, Lines, Payload, rejection
+from fixedcode_megatron.data.summary import write_summary
 from fixedcode_megatron.data.tokenizers import Tokenizer, build_tokenizer
 from fixedcode_megatron.data.work import Inputs, Position, open_inputs
 from fixedcode_megatron.data.workers import WorkerPool
@@ -150,8 +151,9 @@ class _Run:
             output.engine = plan.engine if plan else "hf"
             position = self._feed(pool, plan, output, position)
             if output.num_tokens == 0 and options.num_shards > 1:
-                logger.info("%s: this shard has no documents; nothing written", options.prefix)
+                logger.info("%s: this shard has no documents: it leaves no dataset", options.prefix)
                 output.discard()
+                self._note_empty_shard(output)
                 return []
             for writer in output.writers:
                 writer.prepare()
@@ -166,6 +168,13 @@ class _Run:
             ]
             output.commit(summaries)
             return summaries
+
+    def _note_empty_shard(self, output: Output) -> None:
+        """Leave summaries alone, by which merging knows that nothing is missing."""
+        common = common_summary(self.options, self.tokenizer, self.inputs, output)
+        keys = self.options.json_keys
+        for prefix, key in zip(self.options.dataset_prefixes(), keys, strict=True):
+            write_summary(prefix, {"key": key, "documents": 0, "tokens": 0, **common})
 
     def _feed(
         self, pool: WorkerPool, plan: EnginePlan | None, output: Output, position: Position

@@ -21,6 +21,7 @@ from fixedcode_megatron.data import encoding, engines
 from fixedcode_megatron.data.bpe import train_byte_level_bpe
 from fixedcode_megatron.data.hub import HubDataset
 from fixedcode_megatron.data.indexed import IndexedDatasetReader
+from fixedcode_megatron.data.merge import merge
 from fixedcode_megatron.data.preprocess import PreprocessOptions, preprocess
 from fixedcode_megatron.errors import UserError
 
@@ -239,9 +240,26 @@ def test_shards(tmp_path, bpe):
         found += part
     assert found == expected(inner, texts)
     one = write(tmp_path / "one.jsonl", ["hi"])
-    assert run(tmp_path, folder, one, num_shards=3, shard_index=2) == []
+    for _ in range(2):  # again, too
+        assert run(tmp_path, folder, one, num_shards=3, shard_index=2) == []
     with pytest.raises(UserError, match="give 0 to 2"):
         run(tmp_path, folder, lines, num_shards=3, shard_index=3)
+
+
+def test_merging_does_not_miss_shards_without_documents(tmp_path, bpe):
+    folder, inner = bpe
+    one = write(tmp_path / "one.jsonl", ["hi"])
+    for index in range(3):
+        run(tmp_path, folder, one, num_shards=3, shard_index=index)
+    (whole,) = [path.with_suffix("") for path in (tmp_path / "out").glob("*.idx")]
+    summaries = sorted((tmp_path / "out").glob("*.json"))
+    assert sorted(json.loads(path.read_text())["documents"] for path in summaries) == [0, 0, 1]
+    merge([str(whole)], str(tmp_path / "m"))
+    assert documents(tmp_path / "m") == expected(inner, ["hi"])
+    empty = next(path for path in summaries if not path.with_suffix(".idx").exists())
+    empty.unlink()  # as if that shard had failed
+    with pytest.raises(UserError, match="1 of 3 shards"):
+        merge([str(whole)], str(tmp_path / "n"))
 
 
 class FakeDataset:
