@@ -164,8 +164,10 @@ def test_folders(tmp_path):
         "sub/p1.txt",
     ]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="empty: no such file"):
+    with pytest.raises(UserError, match=r"empty: no document file in this folder; .*\.txt"):
         expand_inputs([str(tmp_path / "empty")])
+    with pytest.raises(UserError, match="nowhere: no such file"):
+        expand_inputs([str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match=r"a\.md: cannot read this kind; known are \.jsonl"):
         expand_inputs([str(tmp_path / "a.md")])
 
