@@ -24,11 +24,12 @@ PAGES = [ROOT / "README.md", ROOT / "kernels" / "README.md", *DOCS]
 PROGRAMS = (
     r"(?:python|bash|torchrun|make|pip|docker|sbatch|srun|find|PYTHON=\S+|\.venv/bin/python) "
 )
-MODEL = (
+SHAPE = (
     "--vocab-size 384 --code-bits 16 --num-layers 2 --hidden-size 32 --num-attention-heads 2 "
     "--ffn-hidden-size 48 --seq-length 16 --max-position-embeddings 16 --micro-batch-size 1 "
-    "--global-batch-size 2 --train-iters 2 --lr-warmup-fraction 0 --eval-iters 1 --eval-interval 2"
-).split()
+    "--global-batch-size 2"
+)
+MODEL = SHAPE + " --train-iters 2 --lr-warmup-fraction 0 --eval-iters 1 --eval-interval 2"
 
 
 def commands():
@@ -78,9 +79,8 @@ def world(tmp_path_factory):
         "--tokenizer-model my_tokenizer",
         folder,
     )
-    model = shlex.join(MODEL)
     shell(
-        f"bash examples/pretrain_fixedcode.sh --config quickstart {model} --data-path "
+        f"bash examples/pretrain_fixedcode.sh --config quickstart {MODEL} --data-path "
         "my_text_document --tokenizer-model my_tokenizer --prepare-data none --save runs/my-run",
         folder,
     )
@@ -158,7 +158,7 @@ CHECKS = {
     "python -m pytest ": names_tests,
     # README: eight ranks become two of a small model.
     "torchrun --nproc-per-node 8 examples/pretrain_fixedcode.sh": run(
-        shlex.join(MODEL), ("--nproc-per-node 8", "--nproc-per-node 2")
+        MODEL, ("--nproc-per-node 8", "--nproc-per-node 2")
     ),
     # GPUs, containers, clusters.
     "bash tools/gpu_check.sh": proven_by(LAUNCH + "test_gpu_check_rehearses_its_training_steps"),
@@ -171,11 +171,18 @@ CHECKS = {
         flags_are_known, proven_by(LAUNCH + "test_slurm_jobs_come_back_as_long_as_they_get_further")
     ),
     # Benchmarks.
-    "python -m fixedcode_kernels.benchmark": run("--help"),
+    "python -m fixedcode_kernels.benchmark": run(
+        "--dtypes fp32 --tokens 64 --hidden-size 64 --vocab-size 1024 --seconds 0.05"
+    ),
     "python benchmarks/preprocess.py": all_of(
         run("--help"), proven_by("tests/tools/test_preprocess_benchmark.py::test_small_run")
     ),
-    "python benchmarks/": run("--help"),
+    "python benchmarks/dataset_tools.py": run("--tokens 1e5"),
+    "python benchmarks/sample_index.py": run("--documents 1e3 --seq-length 64"),
+    "python benchmarks/train_step.py": run(
+        "--vocab-size 512 --hidden-size 36 --ffn-hidden-size 48 --num-layers 1 "
+        "--num-attention-heads 2 --seq-length 32 --batch-size 1 --rounds 1 --steps 1"
+    ),
     # Data; what comes from the Hugging Face hub is parsed alone (tests/unit/test_data_docs.py).
     "python tools/preprocess_data.py --hf-dataset": proven_by(
         "tests/unit/test_data_docs.py::test_command"
@@ -211,7 +218,9 @@ CHECKS = {
     ),
     "python tools/compare_runs.py": run("--list"),
     "python tools/plan_training.py": run(),
-    "python tools/profile_throughput.py": run("--help"),
+    "python tools/profile_throughput.py": run(
+        SHAPE + " --kv-channels 16 --num-query-groups 2 --rounds 1 --steps 1"
+    ),
     # Models. The suite's tasks are downloads.
     "python tools/convert_checkpoint.py": run(),
     "python tools/generate.py": run("--max-new-tokens 4"),
