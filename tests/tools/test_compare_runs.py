@@ -135,7 +135,7 @@ def test_a_run_that_breaks_down_ends_those_beside_it(tmp_path, data):
     with subprocess.Popen(tool, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
         folders = {name: tmp_path / "out" / name for name in ("learned", "binary")}
         until = time.monotonic() + 120
-        while any(not (f / "metrics.jsonl").exists() for f in folders.values()):
+        while not all(read_history(f / "metrics.jsonl").train for f in folders.values()):
             assert process.poll() is None and time.monotonic() < until
             time.sleep(0.1)
         for child in psutil.Process(process.pid).children():
