@@ -99,6 +99,8 @@ def shutdown() -> None:
 
 
 def _start_device(cfg: RunConfig) -> Runtime:
+    from fixedcode_megatron.config import checks_graphs
+
     wanted, local_rank = cfg.runtime.device, int(os.environ.get("LOCAL_RANK", "0"))
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UserError(
@@ -114,7 +116,7 @@ def _start_device(cfg: RunConfig) -> Runtime:
     if on_gpu:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-        if cfg.transformer.cuda_graph_impl != "none":
+        if checks_graphs.wanted(cfg):
             torch.cuda.set_stream(torch.cuda.Stream())  # the default one cannot be recorded
     else:
         if torch.cuda.is_available():

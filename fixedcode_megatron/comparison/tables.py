@@ -110,14 +110,14 @@ def losses(results: Sequence[RunResult]) -> Table:
     rows = []
     for run in results:
         sums = checksums(run.history)
-        lines = {row["iteration"]: ["", ""] for row in run.history.train + run.history.validation}
-        for place, kind in enumerate((run.history.train, run.history.validation)):
-            for row in kind:
-                lines[row["iteration"]][place] = f"{row['lm loss']:.6f}"
-        rows += [
-            (run.name, f"{iteration}", *found, f"{sums.get(iteration, '')}")
-            for iteration, found in sorted(lines.items())
-        ]
+        trained, held_out = (
+            {row["iteration"]: row["lm loss"] for row in kind}
+            for kind in (run.history.train, run.history.validation)
+        )
+        for iteration in sorted(trained.keys() | held_out.keys()):
+            found = (trained.get(iteration), held_out.get(iteration))
+            shown = ("" if loss is None else f"{loss:.6f}" for loss in found)
+            rows.append((run.name, f"{iteration}", *shown, f"{sums.get(iteration, '')}"))
     header = ("run", "iteration", "lm loss", "validation loss", "data checksum")
     return Table("losses", "Losses (nats)", header, rows)
 

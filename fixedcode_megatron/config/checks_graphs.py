@@ -44,12 +44,17 @@ _EXCLUDED: dict[str, str] = {
 """Settings that do not go together with graphs, and why."""
 
 
+def wanted(cfg: RunConfig) -> bool:
+    """Whether a run replays CUDA graphs."""
+    return str(cfg.transformer.cuda_graph_impl) != "none"
+
+
 def check(cfg: RunConfig) -> list[str]:
     """Return what is refused; what does nothing is added to the notices."""
     impl = str(cfg.transformer.cuda_graph_impl)
     if old := [flag_of(name) for name in _OLD_NAMES if cfg.get(name)]:
         return [f"{' and '.join(old)}: megatron-core's older names; use {_THIS}"]
-    if impl == "none":
+    if not wanted(cfg):
         cfg.notices += [
             f"{flag_of(name)} has no effect without --cuda-graph-impl"
             for name in OPTIONS

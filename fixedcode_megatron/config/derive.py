@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fixedcode_megatron.config import availability
+from fixedcode_megatron.config import availability, checks_graphs
 
 if TYPE_CHECKING:
     from fixedcode_megatron.config.tree import RunConfig
@@ -32,10 +32,7 @@ def fill(cfg: RunConfig, world_size: int) -> None:
     _training(cfg, world_size)
     if cfg.data.sft:
         _fine_tuning(cfg)
-    if (
-        cfg.transformer.cuda_graph_impl != "none"
-        and availability.transformer_impl(cfg) == "transformer_engine"
-    ):
+    if checks_graphs.wanted(cfg) and availability.transformer_impl(cfg) == "transformer_engine":
         cfg.set("use_te_rng_tracker", True)  # whose generators a replay moves on
     if cfg.data.prepare_data != "none":
         cfg.notices.append(

@@ -56,7 +56,7 @@ def expand_inputs(patterns: Sequence[str]) -> list[Path]:
             matches = [Path(p) for p in glob.glob(pattern, recursive=True) if Path(p).is_file()]
         if not matches and path.is_dir():
             raise UserError(
-                f"--input {pattern}: no document file in this folder; known are {READABLE}"
+                f"--input {pattern}: no such file: a folder without documents; known are {READABLE}"
             )
         if not matches:
             raise UserError(f"--input {pattern}: no such file, and no document file matches")

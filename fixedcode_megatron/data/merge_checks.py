@@ -62,12 +62,16 @@ def _refuse_missing_shards(known: dict[str, dict[str, Any]]) -> None:
     """A task of a job array that failed must not pass unnoticed."""
     runs: dict[str, set[int]] = defaultdict(set)
     totals: dict[str, int] = {}
-    for summary in [*known.values(), *_empty_shards({Path(prefix).parent for prefix in known})]:
+    for summary in known.values():
         index, total = summary.get("shard") or (0, 1)
         if total > 1:
-            run = json.dumps([summary.get("key"), total, summary.get("inputs")])
-            runs[run].add(index)
-            totals[run] = total
+            runs[_run(summary)].add(index)
+            totals[_run(summary)] = total
+    for summary in _empty_shards({Path(prefix).parent for prefix in known}):
+        if (
+            _run(summary) in runs
+        ):  # of other runs, and of keys that are not merged, there may be some
+            runs[_run(summary)].add(summary["shard"][0])
     for run, indices in runs.items():
         missing = sorted(set(range(totals[run])) - indices)
         if missing:
@@ -79,12 +83,22 @@ def _refuse_missing_shards(known: dict[str, dict[str, Any]]) -> None:
             )
 
 
+def _run(summary: dict[str, Any]) -> str:
+    """What the shards of one run and key have in common."""
+    _, total = summary.get("shard") or (0, 1)
+    return json.dumps([summary.get("key"), total, summary.get("inputs")])
+
+
 def _empty_shards(folders: Iterable[Path]) -> Iterator[dict[str, Any]]:
     """Summaries of shards that had no documents, and so left no dataset."""
     for path in (path for folder in folders for path in folder.glob("*-of-*.json")):
         try:
             summary = json.loads(path.read_text(encoding="utf-8"))
-            if summary["documents"] == 0 and not path.with_suffix(".idx").exists():
+            if (
+                summary["documents"] == 0
+                and summary["shard"]
+                and not path.with_suffix(".idx").exists()
+            ):
                 yield summary
         except (OSError, ValueError, KeyError, TypeError):
             continue

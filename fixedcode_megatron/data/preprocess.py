@@ -20,6 +20,7 @@ import numpy as np
 from fixedcode_megatron.data.encoding import EncodedBlock, EncoderSpec, make_encoder
 from fixedcode_megatron.data.engine_check import Sample, candidates, compare, probes, unusable
 from fixedcode_megatron.data.engines import EngineError, EngineMismatch, EnginePlan
+from fixedcode_megatron.data.index_format import bin_path, idx_path
 from fixedcode_megatron.data.options import PreprocessOptions
 from fixedcode_megatron.data.output import Output, cut_to_tokens
 from fixedcode_megatron.data.progress import ByteProgress
@@ -170,10 +171,15 @@ class _Run:
             return summaries
 
     def _note_empty_shard(self, output: Output) -> None:
-        """Leave summaries alone, by which merging knows that nothing is missing."""
+        """Leave summaries alone, by which merging knows that nothing is missing.
+
+        A dataset that was there is one that `--overwrite` replaces.
+        """
         common = common_summary(self.options, self.tokenizer, self.inputs, output)
         keys = self.options.json_keys
         for prefix, key in zip(self.options.dataset_prefixes(), keys, strict=True):
+            idx_path(prefix).unlink(missing_ok=True)
+            bin_path(prefix).unlink(missing_ok=True)
             write_summary(prefix, {"key": key, "documents": 0, "tokens": 0, **common})
 
     def _feed(

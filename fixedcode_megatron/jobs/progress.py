@@ -24,11 +24,16 @@ class TrainingView:
         Where to write.
     total_iterations
         Iterations of all models that are still to be trained.
+
+    Attributes
+    ----------
+    live
+        Whether a line can be kept up to date.
     """
 
     def __init__(self, stream: TextIO, total_iterations: int) -> None:
         self._stream = stream
-        self._live = stream.isatty()
+        self.live = stream.isatty()
         self._total = total_iterations
         self._trained = 0
         self._started = time.monotonic()
@@ -52,7 +57,7 @@ class TrainingView:
     def write(self, text: str, *, stays: bool = False) -> None:
         """Show a line, until the next one or for good."""
         with self._writing:
-            if self._live:
+            if self.live:
                 # A line that wraps could not be written over.
                 text = text[: shutil.get_terminal_size().columns - 1]
                 self._stream.write("\r" + text.ljust(self._width) + ("\n" if stays else ""))
@@ -63,7 +68,7 @@ class TrainingView:
 
     def clear(self) -> None:
         """Take away the line that is kept up to date."""
-        if self._live and self._width:
+        if self.live and self._width:
             self.write("")
 
 
@@ -76,7 +81,7 @@ class ModelView:
         self._iteration = done
         self._started = time.monotonic()
         self._loss = self._validation = self._speed = ""
-        view.write(self._line(), stays=True)
+        view.write(self._line(), stays=not view.live)
 
     def feed(self, line: str) -> bool:
         """Take one line of the training log; returns whether it was about progress."""

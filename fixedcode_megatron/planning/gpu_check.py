@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 VARIANTS = ["learned", "binary", f"binary{FOLD}"]
 _MICRO_BATCHES = (32, 16, 8, 4, 2, 1)
-SMALL = (
+_SMALL = (
     "--num-layers 2 --hidden-size 128 --num-attention-heads 4 --kv-channels 32 "
     "--num-query-groups 4 --ffn-hidden-size 256 --seq-length 64 --max-position-embeddings 64 "
     "--vocab-size 1024 --code-bits 16"
@@ -71,15 +71,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _config(device: str, micro_batch: int) -> RunConfig:
+def check_config(device: str, flags: str) -> RunConfig:
+    """The 1.7B model (on a CPU a small one) without data, and these flags."""
     from fixedcode_megatron.config import parse_args
 
-    flags = (
-        "--config paper_b_1.7b --prepare-data none --data-path made-up --precision bf16 "
-        "--transformer-impl local --train-iters 1000 --lr-warmup-iters 0 "
-        f"--micro-batch-size {micro_batch} --global-batch-size {micro_batch} --device {device} "
+    common = (
+        "--config paper_b_1.7b --prepare-data none --data-path made-up --train-iters 1000 "
+        f"--lr-warmup-iters 0 --device {device} {_SMALL if device == 'cpu' else ''} "
     )
-    return parse_args((flags + (SMALL if device == "cpu" else "")).split())
+    return parse_args((common + flags).split())
+
+
+def _config(device: str, micro_batch: int) -> RunConfig:
+    return check_config(
+        device,
+        "--precision bf16 --transformer-impl local "
+        f"--micro-batch-size {micro_batch} --global-batch-size {micro_batch}",
+    )
 
 
 def largest_micro_batch(device: str, runtime: Runtime) -> int:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from fixedcode_megatron.config import availability, parse_args
-from fixedcode_megatron.planning.gpu_check import SMALL
+from fixedcode_megatron.config import availability
+from fixedcode_megatron.planning.gpu_check import check_config
 from fixedcode_megatron.planning.throughput import build_variant, free, made_up_batches
 
 if TYPE_CHECKING:
@@ -106,15 +106,13 @@ def train(cfg: RunConfig, runtime: Runtime, steps: int) -> tuple[list[float], li
 
 
 def _config(device: str, precision: str) -> RunConfig:
-    flags = (
-        "--config paper_b_1.7b --prepare-data none --data-path made-up --train-iters 1000 "
-        f"--lr-warmup-iters 0 --micro-batch-size 1 --global-batch-size 2 --device {device} "
-    )
+    flags = "--micro-batch-size 1 --global-batch-size 2 "
     if device == "cpu":
-        return parse_args((flags + "--transformer-impl local --precision bf16 " + SMALL).split())
-    return parse_args(
+        return check_config(device, flags + "--transformer-impl local --precision bf16")
+    return check_config(
+        device,
         f"{flags} --precision {precision} --transformer-impl transformer_engine "
-        f"--cuda-graph-impl transformer_engine --cuda-graph-warmup-steps {_WARMUP}".split()
+        f"--cuda-graph-impl transformer_engine --cuda-graph-warmup-steps {_WARMUP}",
     )
 
 

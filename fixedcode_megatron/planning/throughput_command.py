@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from fixedcode_megatron.config import checks_graphs
 from fixedcode_megatron.config.sections import INPUT_INTERFACES
 from fixedcode_megatron.errors import TrainingError, UserError
 from fixedcode_megatron.option_values import count, file_to_write
@@ -86,7 +87,7 @@ def _config(training_flags: list[str]) -> RunConfig:
     defaults = ["--data-path", "made-up", "--train-iters", "1000000", "--lr", "1e-4"]
     defaults += ["--min-lr", "0"]
     cfg = parse_args([*defaults, *training_flags, "--prepare-data", "none"])
-    if cfg.transformer.cuda_graph_impl != "none":
+    if checks_graphs.wanted(cfg):
         raise UserError(
             "--cuda-graph-impl: this tool times steps without CUDA graphs; leave it out "
             "(tools/gpu_check.sh times a model with and without)"

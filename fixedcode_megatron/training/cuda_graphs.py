@@ -12,18 +12,13 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
+from fixedcode_megatron.config import checks_graphs
 from fixedcode_megatron.training import phases
 
 if TYPE_CHECKING:
-    from fixedcode_megatron.config import RunConfig
     from fixedcode_megatron.training.trainer import Trainer
 
 logger = logging.getLogger(__name__)
-
-
-def are_wanted(cfg: RunConfig) -> bool:
-    """Whether a run replays CUDA graphs."""
-    return str(cfg.transformer.cuda_graph_impl) != "none"
 
 
 class LayerGraphs:
@@ -44,7 +39,7 @@ class LayerGraphs:
     def before_step(self) -> None:
         """Record the layers when the warm-up is over; every rank calls it before each step."""
         trainer = self._trainer
-        if not are_wanted(trainer.cfg) or self._helper is not None:
+        if not checks_graphs.wanted(trainer.cfg) or self._helper is not None:
             return
         if self._steps == trainer.config.cuda_graph_warmup_steps:
             with trainer.phases(phases.CAPTURE):

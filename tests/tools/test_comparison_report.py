@@ -14,7 +14,7 @@ from fixedcode_megatron.comparison.figures import Figure, Series
 from fixedcode_megatron.comparison.page import Report, to_html
 from fixedcode_megatron.comparison.results import Group, RunResult, sentence
 from fixedcode_megatron.comparison.svg import nice_steps, scales
-from fixedcode_megatron.comparison.tables import Table, machine, summary
+from fixedcode_megatron.comparison.tables import Table, losses, machine, summary
 from fixedcode_megatron.training.metrics_file import History
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
@@ -69,6 +69,16 @@ def test_summary_and_machine_tables():
     # 100 tokens an iteration of 0.5 s and of 0.25 s: the median of 200 and 400.
     assert [row[-2:] for row in machine(groups).rows] == [("300", "-"), ("300", "+0.0%")]
     assert machine(groups).rows[0][2:6] == ("-", "-", "-", "2.0")
+
+
+def test_a_loss_that_is_no_number_is_an_empty_cell():
+    broken = run("x", 2.0)
+    for row, loss in zip(broken.history.train, (None, 1.5), strict=True):
+        row["lm loss"] = loss
+    assert losses([broken]).rows == [
+        ("x", "10", "", "", "1"),
+        ("x", "20", "1.500000", "2.000000", "2"),
+    ]
 
 
 def test_progress_between_log_lines():

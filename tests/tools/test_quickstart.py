@@ -303,6 +303,16 @@ def test_view_of_progress_reads_the_training_log():
     assert clock(125) == "2:05"
 
 
+def test_on_a_terminal_one_line_is_written_over():
+    stream = Recorder()
+    stream.isatty = lambda: True
+    view = TrainingView(stream, 40)
+    view.start("learned", 0, 40)
+    assert "\n" not in stream.text
+    view.clear()
+    assert stream.text.endswith("\r" + " " * len(stream.text.split("\r")[1]))
+
+
 def test_view_of_progress_works_out_the_time_left(monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)

@@ -256,10 +256,28 @@ def test_merging_does_not_miss_shards_without_documents(tmp_path, bpe):
     assert sorted(json.loads(path.read_text())["documents"] for path in summaries) == [0, 0, 1]
     merge([str(whole)], str(tmp_path / "m"))
     assert documents(tmp_path / "m") == expected(inner, ["hi"])
+    # An empty shard of another run in the folder, or of a key that is not merged, is none of ours.
+    for name, change in (("a", {"inputs": ["other"]}), ("b", {"key": "title"})):
+        facts = json.loads(next(p for p in summaries if p.stem != whole.name).read_text())
+        path = tmp_path / f"out/{name}_00001-of-00003_text_document.json"
+        path.write_text(json.dumps(facts | change))
+    merge([str(whole)], str(tmp_path / "o"))
     empty = next(path for path in summaries if not path.with_suffix(".idx").exists())
     empty.unlink()  # as if that shard had failed
     with pytest.raises(UserError, match="1 of 3 shards"):
         merge([str(whole)], str(tmp_path / "n"))
+
+
+def test_overwriting_by_an_empty_shard_leaves_no_old_documents(tmp_path, bpe):
+    folder, _ = bpe
+    many, one = (
+        write(tmp_path / f"{name}.jsonl", texts)
+        for name, texts in (("many", ["word " * 9] * 9), ("one", ["hi"]))
+    )
+    (summary,) = run(tmp_path, folder, many, num_shards=3, shard_index=2)
+    assert summary["documents"] > 0
+    assert run(tmp_path, folder, one, num_shards=3, shard_index=2) == []
+    assert [path.suffix for path in (tmp_path / "out").iterdir()] == [".json"]
 
 
 class FakeDataset:

@@ -164,7 +164,9 @@ def test_folders(tmp_path):
         "sub/p1.txt",
     ]
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match=r"empty: no document file in this folder; .*\.txt"):
+    with pytest.raises(
+        UserError, match=r"empty: no such file: a folder without documents; .*\.txt"
+    ):
         expand_inputs([str(tmp_path / "empty")])
     with pytest.raises(UserError, match="nowhere: no such file"):
         expand_inputs([str(tmp_path / "nowhere")])
