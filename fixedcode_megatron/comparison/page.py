@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
@@ -50,13 +51,26 @@ class Report:
 
 
 def write_report(folder: Path, report: Report) -> None:
-    """Write report.html, report.md, losses.csv and csv/*.csv into a folder."""
+    """Write report.html, report.md, losses.csv and csv/*.csv into a folder.
+
+    Figures are numbered when a grid has several settings, so an earlier report may have written a
+    figure under another name: such files are removed.
+    """
     (folder / "csv").mkdir(parents=True, exist_ok=True)
     write_text_whole(folder / "report.html", to_html(report))
     write_text_whole(folder / "report.md", to_markdown(report))
     write_text_whole(folder / "losses.csv", to_csv(report.losses))
-    for table in [*report.tables, *(figure.table for figure in report.figures)]:
-        write_text_whole(folder / "csv" / f"{table.key}.csv", to_csv(table))
+    tables = {t.key: t for t in [*report.tables, *(figure.table for figure in report.figures)]}
+    for key, table in tables.items():
+        write_text_whole(folder / "csv" / f"{key}.csv", to_csv(table))
+    kinds = {_unnumbered(key) for key in tables}
+    for path in (folder / "csv").glob("*.csv"):
+        if path.stem not in tables and _unnumbered(path.stem) in kinds:
+            path.unlink()
+
+
+def _unnumbered(key: str) -> str:
+    return re.sub(r"_\d+$", "", key)
 
 
 def to_csv(table: Table) -> str:

@@ -11,7 +11,7 @@ import torch
 from fixedcode_megatron.comparison.activations import spectrum
 from fixedcode_megatron.comparison.benchmarks import benchmarks
 from fixedcode_megatron.comparison.figures import Figure, Series
-from fixedcode_megatron.comparison.page import Report, to_html
+from fixedcode_megatron.comparison.page import Report, to_html, write_report
 from fixedcode_megatron.comparison.results import Group, RunResult, sentence
 from fixedcode_megatron.comparison.svg import nice_steps, scales
 from fixedcode_megatron.comparison.tables import Table, losses, machine, summary
@@ -79,6 +79,22 @@ def test_a_loss_that_is_no_number_is_an_empty_cell():
         ("x", "10", "", "", "1"),
         ("x", "20", "1.500000", "2.000000", "2"),
     ]
+
+
+def test_figures_of_an_earlier_report_do_not_stay(tmp_path):
+    line = Series("learned", [1.0], [2.0], [2.0], [2.0])
+    table = Table("t", "A table", ("one",), [("1",)])
+
+    def write(*keys):
+        figures = [Figure(key, "Loss", "x", "y", [line]) for key in keys]
+        write_report(tmp_path, Report("A", [], [], [], [table], figures, [], table))
+        return sorted(path.name for path in (tmp_path / "csv").iterdir())
+
+    assert write("loss_tokens") == ["loss_tokens.csv", "t.csv"]
+    (tmp_path / "csv" / "mine.csv").write_text("the user's")
+    assert write("loss_tokens_1", "loss_tokens_2") == [
+        "loss_tokens_1.csv", "loss_tokens_2.csv", "mine.csv", "t.csv",
+    ]  # fmt: skip
 
 
 def test_progress_between_log_lines():
