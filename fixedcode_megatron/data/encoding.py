@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fixedcode_megatron.data.documents import Rejected
-from fixedcode_megatron.data.engine_check import Sample, compare
+from fixedcode_megatron.data.engine_check import Sample
 from fixedcode_megatron.data.engines import EnginePlan
 from fixedcode_megatron.data.fast_encoder import FastEncoder
 from fixedcode_megatron.data.sentences import make_splitter
@@ -20,8 +20,7 @@ from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
-_AUDIT_AFTER = 1 << 26  # characters; then one document of each item is compared
-_AUDIT_CHARACTERS = 4000
+_SPOT_CHARACTERS = 512
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,12 +93,15 @@ class EncodedBlock:
         How many lines or records gave no document, by kind, with "blank" and "empty".
     lines
         Lines or rows of the item.
+    spot
+        A piece of a document and an engine's ids of it, for a comparison with HF tokenizers'.
     """
 
     columns: list[EncodedColumn]
     rejected: list[Rejected] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
     lines: int = 0
+    spot: tuple[str, np.ndarray] | None = None
 
 
 class BlockEncoder:
@@ -114,7 +116,6 @@ class BlockEncoder:
             self._split = make_splitter(
                 spec.splitter, spec.language, keep_newlines=spec.keep_newlines
             )
-        self._characters = 0
 
     def __call__(self, payload: Payload) -> EncodedBlock:
         if isinstance(payload, Sample):
@@ -126,13 +127,13 @@ class BlockEncoder:
             return EncodedBlock([], rejected[:1])
         counts = Counter(r.kind for r in records.rejected)
         columns = [self._encode(texts) for texts in records.columns]
-        self._audit([text for texts in records.columns for text in texts])
         counts["empty"] = self._drop_empty(columns)
         if self._spec.eod is not None:
             for column in columns:
                 if not column.ended:
                     _append(column, self._spec.eod)
-        return EncodedBlock(columns, rejected, +counts, records.lines)
+        spot = self._spot([text for texts in records.columns for text in texts])
+        return EncodedBlock(columns, rejected, +counts, records.lines, spot)
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
         sequences = None
@@ -173,15 +174,15 @@ class BlockEncoder:
             raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
         return ids, np.concatenate([part[1] for part in parts])
 
-    def _audit(self, texts: list[str]) -> None:
-        """Once a worker has much behind it, go on comparing an engine with HF tokenizers."""
-        before = self._characters
-        self._characters += sum(map(len, texts))
-        if self._fast is None or before < _AUDIT_AFTER or not texts:
-            return
-        text = texts[before % len(texts)][:_AUDIT_CHARACTERS]
-        expected = self._tokenizer().encode_batch([text])
-        compare([text], expected, *self._fast.encode_flat([text]))
+    def _spot(self, texts: list[str]) -> tuple[str, np.ndarray] | None:
+        """A piece of one document, from a place that is another in every block."""
+        if self._fast is None or not texts:
+            return None
+        place = sum(map(len, texts))
+        text = texts[place % len(texts)]
+        begin = place % max(1, len(text) - _SPOT_CHARACTERS)
+        piece = text[begin : begin + _SPOT_CHARACTERS]
+        return piece, self._fast.encode_flat([piece])[0]
 
     @staticmethod
     def _drop_empty(columns: list[EncodedColumn]) -> int:

@@ -219,6 +219,7 @@ class _Run:
                 compare(sample, expected, encoded.ids, encoded.lengths)
             for block in results:
                 item = sent.popleft()
+                self._check_spot(block)
                 before = output.num_tokens
                 position = self._write(block, item, output, position)
                 progress.update(item.read_bytes, output.num_tokens - before)
@@ -227,6 +228,12 @@ class _Run:
                     break
                 output.checkpoint_if_due(position)
         return position
+
+    def _check_spot(self, block: EncodedBlock) -> None:
+        """An engine that passed at the start stays under watch: a little of every block."""
+        if block.spot is not None:
+            text, ids = block.spot
+            compare([text], self.tokenizer.encode_batch([text]), ids, np.array([len(ids)]))
 
     def _write(
         self, block: EncodedBlock, item: Item, output: Output, position: Position

@@ -17,7 +17,7 @@ import pytest
 import tokenizers
 import zstandard
 
-from fixedcode_megatron.data import encoding, engines
+from fixedcode_megatron.data import engines
 from fixedcode_megatron.data.bpe import train_byte_level_bpe
 from fixedcode_megatron.data.hub import HubDataset
 from fixedcode_megatron.data.indexed import IndexedDatasetReader
@@ -90,7 +90,6 @@ def test_an_engine_that_goes_wrong_is_replaced(tmp_path, bpe, monkeypatch, caplo
     folder, inner = bpe
     builders = {"gigatoken": lambda _: WrongEngine(inner, after, crash)}
     monkeypatch.setattr(engines, "_BUILDERS", builders | {"fastokens": lambda _: 1 / 0})
-    monkeypatch.setattr(encoding, "_AUDIT_AFTER", 0)
     monkeypatch.setattr("fixedcode_megatron.data.sources.BLOCK_BYTES", 1000)
     monkeypatch.setattr(
         "fixedcode_megatron.data.sources.line_items.__defaults__", (1000,), raising=False
