@@ -13,14 +13,14 @@ import numpy as np
 from fixedcode_megatron.data.documents import Rejected
 from fixedcode_megatron.data.engine_check import Sample
 from fixedcode_megatron.data.engines import EnginePlan
-from fixedcode_megatron.data.fast_encoder import FastEncoder
+from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds
 from fixedcode_megatron.data.sentences import make_splitter
 from fixedcode_megatron.data.sources import Payload
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
-_SPOT_CHARACTERS = 512
+_SPOT_BLOCKS, _SPOT_CHARACTERS = 4, 512  # so much of so many blocks is compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +93,15 @@ class EncodedBlock:
         How many lines or records gave no document, by kind, with "blank" and "empty".
     lines
         Lines or rows of the item.
-    spot
-        A piece of a document and an engine's ids of it, for a comparison with HF tokenizers'.
+    own
+        For a comparison with HF tokenizers: of a `Sample`; now and then, of a piece of a document.
     """
 
     columns: list[EncodedColumn]
     rejected: list[Rejected] = field(default_factory=list)
     counts: Counter = field(default_factory=Counter)
     lines: int = 0
-    spot: tuple[str, np.ndarray] | None = None
+    own: OwnIds | None = None
 
 
 class BlockEncoder:
@@ -116,11 +116,12 @@ class BlockEncoder:
             self._split = make_splitter(
                 spec.splitter, spec.language, keep_newlines=spec.keep_newlines
             )
+        self._blocks = 0
 
     def __call__(self, payload: Payload) -> EncodedBlock:
         if isinstance(payload, Sample):
             assert self._fast is not None
-            return EncodedBlock([EncodedColumn(*self._fast.encode_flat(payload.texts))])
+            return EncodedBlock([], own=self._fast.encode_alone(payload.texts))
         records = payload.read(self._spec.keys)
         rejected = [r for r in records.rejected if r.kind != "blank"]  # a blank line is no mistake
         if rejected and self._spec.stop:
@@ -132,8 +133,8 @@ class BlockEncoder:
             for column in columns:
                 if not column.ended:
                     _append(column, self._spec.eod)
-        spot = self._spot([text for texts in records.columns for text in texts])
-        return EncodedBlock(columns, rejected, +counts, records.lines, spot)
+        own = self._spot_check([text for texts in records.columns for text in texts])
+        return EncodedBlock(columns, rejected, +counts, records.lines, own)
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
         sequences = None
@@ -174,15 +175,15 @@ class BlockEncoder:
             raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
         return ids, np.concatenate([part[1] for part in parts])
 
-    def _spot(self, texts: list[str]) -> tuple[str, np.ndarray] | None:
-        """A piece of one document, from a place that is another in every block."""
-        if self._fast is None or not texts:
+    def _spot_check(self, texts: list[str]) -> OwnIds | None:
+        """Now and then a piece of one document, from a place that is always another."""
+        self._blocks += 1
+        if self._fast is None or not texts or self._blocks % _SPOT_BLOCKS != 1:
             return None
         place = sum(map(len, texts))
         text = texts[place % len(texts)]
         begin = place % max(1, len(text) - _SPOT_CHARACTERS)
-        piece = text[begin : begin + _SPOT_CHARACTERS]
-        return piece, self._fast.encode_flat([piece])[0]
+        return self._fast.encode_alone([text[begin : begin + _SPOT_CHARACTERS]])
 
     @staticmethod
     def _drop_empty(columns: list[EncodedColumn]) -> int:

@@ -79,27 +79,22 @@ def unusable(engine: str, error: EngineError) -> UserError:
 
 
 def compare(
-    texts: Sequence[str],
-    expected: Sequence[list[int]],
-    flat: np.ndarray,
-    lengths: np.ndarray,
+    texts: Sequence[str], expected: Sequence[list[int]], found: Sequence[np.ndarray]
 ) -> None:
-    """Compare an engine's ids of `texts` with the tokenizer's own, `expected`.
+    """Compare an engine's ids of texts, `found`, with the tokenizer's own.
 
     Raises
     ------
     EngineMismatch
         At the first difference.
     """
-    begin = 0
-    for text, ids, length in zip(texts, expected, lengths.tolist(), strict=True):
-        found = flat[begin : begin + length].tolist()
-        begin += length
-        if found != ids:
-            first = next((i for i, (a, b) in enumerate(zip(found, ids, strict=False)) if a != b), 0)
+    for text, ids, array in zip(texts, expected, found, strict=True):
+        own = array.tolist()
+        if own != ids:
+            first = next((i for i, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b), 0)
             raise EngineMismatch(
                 f"its ids differ from HF tokenizers' in a document that begins {text[:40]!r} "
-                f"(token {first}: {found[first : first + 3]} for {ids[first : first + 3]})"
+                f"(token {first}: {own[first : first + 3]} for {ids[first : first + 3]})"
             )
 
 

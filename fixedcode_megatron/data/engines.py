@@ -11,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import orjson
@@ -89,7 +88,8 @@ _BUILDERS: dict[str, Callable[[str], Engine]] = {"gigatoken": _Gigatoken, "fasto
 def _resident_bytes() -> int:
     """Memory of this process; 0 where the system does not tell it in this way."""
     try:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+        with open("/proc/self/statm", "rb", buffering=0) as stream:
+            return int(stream.read().split()[1]) * 4096
     except (OSError, IndexError, ValueError):
         return 0
 

@@ -205,7 +205,8 @@ class _Run:
         with ExitStack() as stack:
             thread = stack.enter_context(ThreadPoolExecutor(1))
             started = thread.submit(pool.start, make_encoder, (self._spec(plan),))
-            expected = self.tokenizer.encode_batch(sample) if sample else []  # while workers start
+            ids = self.tokenizer.encode_batch(sample) if sample else []  # while the workers start
+            expected = dict(zip(sample, ids, strict=True))
             started.result()
             progress = stack.enter_context(
                 ByteProgress(
@@ -215,11 +216,13 @@ class _Run:
             results = pool.map(payloads())
             stack.callback(results.close)
             if sample:
-                (encoded,) = next(results).columns
-                compare(sample, expected, encoded.ids, encoded.lengths)
+                own = next(results).own
+                assert own is not None
+                compare(own.texts, [expected[text] for text in own.texts], own.ids)
             for block in results:
                 item = sent.popleft()
-                self._check_spot(block)
+                if (own := block.own) is not None:  # a fast engine stays under watch
+                    compare(own.texts, self.tokenizer.encode_batch(own.texts), own.ids)
                 before = output.num_tokens
                 position = self._write(block, item, output, position)
                 progress.update(item.read_bytes, output.num_tokens - before)
@@ -228,12 +231,6 @@ class _Run:
                     break
                 output.checkpoint_if_due(position)
         return position
-
-    def _check_spot(self, block: EncodedBlock) -> None:
-        """An engine that passed at the start stays under watch: a little of every block."""
-        if block.spot is not None:
-            text, ids = block.spot
-            compare([text], self.tokenizer.encode_batch([text]), ids, np.array([len(ids)]))
 
     def _write(
         self, block: EncodedBlock, item: Item, output: Output, position: Position
