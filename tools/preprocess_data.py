@@ -3,7 +3,10 @@
 
 import sys
 
-from fixedcode_megatron.data.command_line import preprocess_main
+from fixedcode_megatron.data.workers import boot
 
 if __name__ == "__main__":
+    boot()
+    from fixedcode_megatron.data.command_line import preprocess_main
+
     sys.exit(preprocess_main())

@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from typing import Any
 
 import numpy as np
 import orjson
 
 from fixedcode_megatron.data.digits import is_digits_then_gpt2
+from fixedcode_megatron.data.memory import resident_bytes, return_freed_memory
 from fixedcode_megatron.data.tokenizers import Tokenizer
 
 ENGINES = ("gigatoken", "fastokens")
@@ -54,21 +56,18 @@ class _Gigatoken(Engine):
         self._build()
 
     def _build(self) -> None:
-        # This call returns a numpy array; the batch calls import awkward, a second.
-        self._encode = self._library.Tokenizer.from_json(self._definition)._backend.encode
+        self._backend: Any = None  # two at a time would need twice the memory
+        self._backend = self._library.Tokenizer.from_json(self._definition).backend
         self._limit: int | None = None
+        return_freed_memory()
 
     def encode(self, text: bytes) -> np.ndarray:
-        ids = self._encode(text)
-        self._bound_cache()
-        return ids
-
-    def _bound_cache(self) -> None:
-        used = _resident_bytes()
+        used = resident_bytes()
         if self._limit is None:
             self._limit = used + _CACHE_BYTES
         elif used > self._limit:
             self._build()
+        return self._backend.encode(text)  # a numpy array; the batch calls import awkward, a second
 
 
 class _Fastokens(Engine):
@@ -83,15 +82,6 @@ class _Fastokens(Engine):
 
 
 _BUILDERS: dict[str, Callable[[str], Engine]] = {"gigatoken": _Gigatoken, "fastokens": _Fastokens}
-
-
-def _resident_bytes() -> int:
-    """Memory of this process; 0 where the system does not tell it in this way."""
-    try:
-        with open("/proc/self/statm", "rb", buffering=0) as stream:
-            return int(stream.read().split()[1]) * 4096
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fixedcode_megatron.data.encoding import EncodedBlock, EncoderSpec, make_enc
 from fixedcode_megatron.data.engine_check import Sample, candidates, compare, probes, unusable
 from fixedcode_megatron.data.engines import EngineError, EngineMismatch, EnginePlan
 from fixedcode_megatron.data.index_format import bin_path, idx_path
+from fixedcode_megatron.data.memory import return_freed_memory
 from fixedcode_megatron.data.options import PreprocessOptions
 from fixedcode_megatron.data.output import Output, cut_to_tokens
 from fixedcode_megatron.data.progress import ByteProgress
@@ -207,6 +208,7 @@ class _Run:
             started = thread.submit(pool.start, make_encoder, (self._spec(plan),))
             ids = self.tokenizer.encode_batch(sample) if sample else []  # while the workers start
             expected = dict(zip(sample, ids, strict=True))
+            return_freed_memory()  # loading the tokenizer took twice its size
             started.result()
             progress = stack.enter_context(
                 ByteProgress(

@@ -5,29 +5,36 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from fixedcode_megatron.data.workers import receive, send
+from fixedcode_megatron.data.workers import MORE_PIPES, receive, send
 
 
 def main() -> None:
     """Prepare the work, fork a worker for each pair of pipes, wait for them.
 
-    The arguments are descriptors: for each worker the end where requests come from and the end
-    where answers go. The exit status of a worker that broke off is written to stdout.
+    Stdin is a socket, from which come pipes, two for each worker: of its requests and of its
+    answers; then the work. The exit status of a worker that broke off is written to stdout.
     """
-    ends = list(map(int, sys.argv[1:]))
-    pairs = list(zip(ends[::2], ends[1::2], strict=True))
     import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
 
+    pairs: list[list[int]] = []
     try:
-        make_function, arguments = receive(sys.stdin.buffer)
+        with socket.socket(fileno=os.dup(0)) as control, control.makefile("rb") as stream:
+            while True:
+                kind, pair, _, _ = socket.recv_fds(control, 1, 2)
+                if kind != MORE_PIPES:
+                    break
+                pairs.append(pair)
+            make_function, arguments = receive(stream)
     except EOFError:
         return
+    ends = [end for pair in pairs for end in pair]
     report = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not mix with the report
     gc.set_threshold(100_000)  # documents make many objects and no cycles

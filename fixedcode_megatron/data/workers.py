@@ -12,6 +12,7 @@ import fcntl
 import os
 import pickle
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -25,6 +26,37 @@ from typing import IO, Any
 from fixedcode_megatron.errors import UserError
 
 _SIZE = struct.Struct("<Q")
+MORE_PIPES, NO_MORE_PIPES = b"+", b"."  # to the template
+_booted: list[tuple[subprocess.Popen, socket.socket]] = []
+
+
+def boot() -> None:
+    """Start the interpreter of the next pool, before the caller imports what takes its time."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads begin by spinning
+    _booted.append(_start_interpreter())
+
+
+def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
+    """A process that runs `worker_process.main`, and a socket to its stdin."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(paths),
+        "TOKENIZERS_PARALLELISM": "false",  # one thread per worker
+        "RAYON_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    ours, theirs = socket.socketpair()
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fixedcode_megatron.data.worker_process"],
+            stdin=theirs.fileno(),
+            stdout=subprocess.PIPE,
+            env=environment,
+            start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
+        )
+    return process, ours
 
 
 def available_cores() -> int:
@@ -39,7 +71,7 @@ class WorkerDied(UserError):
 
 
 class WorkerPool:
-    """Worker processes. The template boots at once, while the caller prepares the work.
+    """Worker processes. The template boots at once, or has done so, see `boot`.
 
     Parameters
     ----------
@@ -49,6 +81,7 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self._template = _Template(workers) if workers else None
+        _booted.clear()
         self._make: Callable[[], Callable[[Any], Any]] | None = None
 
     def start(self, make_function: Callable[..., Callable[[Any], Any]], arguments: tuple) -> None:
@@ -121,35 +154,23 @@ class _Template:
     """The interpreter that runs `worker_process.main`, and the pipes of the workers it forks."""
 
     def __init__(self, workers: int) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "TOKENIZERS_PARALLELISM": "false",  # one thread per worker
-            "RAYON_NUM_THREADS": "1",
-            "OPENBLAS_NUM_THREADS": "1",
-        }
-        pipes = [(*os.pipe(), *os.pipe()) for _ in range(workers)]
-        theirs = [end for request, _, _, answer in pipes for end in (request, answer)]
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "fixedcode_megatron.data.worker_process", *map(str, theirs)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=theirs,
-            env=environment,
-            start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
-        )
-        for end in theirs:
-            os.close(end)
-        self.workers = [_Worker(self, write, read) for _, write, read, _ in pipes]
+        self._process, self._control = _booted.pop() if _booted else _start_interpreter()
+        self.workers = [self._add_worker() for _ in range(workers)]
         self._ending: str | None = None
         self._asking = threading.Lock()
 
+    def _add_worker(self) -> _Worker:
+        (requests, to_worker), (from_worker, answers) = os.pipe(), os.pipe()
+        with contextlib.suppress(OSError):  # it ended; the first call says why
+            socket.send_fds(self._control, [MORE_PIPES], [requests, answers])
+        os.close(requests)
+        os.close(answers)
+        return _Worker(self, to_worker, from_worker)
+
     def start(self, task: Any) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the first call says why
-            send(self._process.stdin, task)
+        with contextlib.suppress(OSError), self._control.makefile("wb") as stream:
+            stream.write(NO_MORE_PIPES)
+            send(stream, task)
 
     def how_it_ended(self) -> str:
         """What became of the first worker that ended, or of the template itself."""

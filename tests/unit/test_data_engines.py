@@ -233,13 +233,13 @@ def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch):
     tokenizer = make(tmp_path / "t", digits=False)
     encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
     inner = encoder._engine
-    sizes = iter([100, 150, 101 + engines._CACHE_BYTES, 100, 100])
-    monkeypatch.setattr(engines, "_resident_bytes", lambda: next(sizes))
+    sizes = iter([100, 100 + engines._CACHE_BYTES, 101 + engines._CACHE_BYTES])
+    monkeypatch.setattr(engines, "resident_bytes", lambda: next(sizes))
     built = []
     monkeypatch.setattr(inner, "_build", lambda: built.append(1))
-    for _ in range(3):
+    for number in (0, 0, 1):
         encoder.encode_flat(["the fox"])
-    assert built == [1]
+        assert len(built) == number
 
 
 def test_definition_is_whole_json(tmp_path):
