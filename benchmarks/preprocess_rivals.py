@@ -1,6 +1,6 @@
 """The rivals of benchmarks/preprocess.py; each runs as a process of its own.
 
-python preprocess_rivals.py pool|encode_batch|engine|threads TOKENIZER LINES WORKERS OUTPUT
+python preprocess_rivals.py pool|encode_batch|engine|threads|files TOKENIZER LINES WORKERS OUTPUT
 prints a JSON object: tokens; for the engine also the seconds of encoding alone and of starting.
 """
 
@@ -158,7 +158,25 @@ def threads(folder: str, lines: str, workers: int, output: str) -> dict:
     return {"tokens": tokens, "seconds": seconds, "cpu_seconds": busy}
 
 
+def files(folder: str, lines: str, workers: int, output: str) -> dict:
+    """The engine's own reader of JSON lines, with its own threads; its ids stay in memory."""
+    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    import gigatoken
+
+    source = Path(folder, "tokenizer.json").read_bytes()
+    try:
+        inner = gigatoken.Tokenizer.from_json(source)
+    except RuntimeError:  # a vocabulary that lacks bytes: as our tool hands it to the engine
+        from fixedcode_megatron.data.engines import plan_engine
+        from fixedcode_megatron.data.tokenizers import build_tokenizer
+
+        plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
+        inner = gigatoken.Tokenizer.from_json(plan.definition)
+    return {"tokens": len(inner.encode_files(lines).layout.content)}
+
+
+RIVALS = {f.__name__: f for f in (pool, encode_batch, engine, threads, files)}
+
 if __name__ == "__main__":
     name, folder, lines, workers, output = sys.argv[1:]
-    rival = {"pool": pool, "encode_batch": encode_batch, "engine": engine, "threads": threads}[name]
-    print(json.dumps(rival(folder, lines, int(workers), str(Path(output)))))
+    print(json.dumps(RIVALS[name](folder, lines, int(workers), output)))

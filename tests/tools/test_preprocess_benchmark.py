@@ -18,13 +18,14 @@ def test_small_run(tmp_path):
     with open(tmp_path / "x.csv") as stream:
         rows = list(csv.DictReader(stream))
     assert {row["contender"] for row in rows} == {
-        "ours", "engine", "threads", "pool", "encode_batch",
+        "ours", "engine", "threads", "files", "pool", "encode_batch",
     }  # fmt: skip
     for tokenizer in ("gpt2-style", "smollm2-style"):
         counts = {
             row["tokens"]
             for row in rows
-            if row["tokenizer"] == tokenizer and row["contender"] != "threads"  # without EOD
+            if row["tokenizer"] == tokenizer
+            and row["contender"] not in ("threads", "files")  # without EOD
         }
         assert len(counts) == 1 and int(counts.pop()) > 100_000
     assert "ours / pool" in done.stdout
