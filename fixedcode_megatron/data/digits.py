@@ -53,7 +53,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     kinds = np.array([unicodedata.category(chr(code)) for code in codes.tolist()])
     classes = np.zeros(0x110000, np.uint8)
     classes[codes[np.char.startswith(kinds, "N")]] = _NUMERIC
-    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
+    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer versions of Unicode may have made it a number
     odd = np.flatnonzero(classes)
     pairs = np.zeros(1 << 16, bool)
     for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
@@ -62,7 +62,17 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     return classes, pairs
 
 
-def find_cuts(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+def _look_up(classes: np.ndarray, codes: np.ndarray) -> None:
+    """Settle what characters are that this Python's Unicode tables lack: ask HF tokenizers."""
+    from tokenizers.pre_tokenizers import Digits
+
+    splitter = Digits(individual_digits=True)
+    for code in set(codes.tolist()):
+        is_split_off = len(splitter.pre_tokenize_str(f"a{chr(code)}a")) == 3
+        classes[code] = _NUMERIC if is_split_off else 0
+
+
+def find_cuts(text: bytes) -> np.ndarray:
     """Where to cut UTF-8 text so that GPT-2's splitting of the pieces is digits-first splitting.
 
     A cut before a digit is never wrong. It is needed after two white spaces, and made after every
@@ -70,10 +80,8 @@ def find_cuts(text: bytes) -> tuple[np.ndarray, np.ndarray]:
 
     Returns
     -------
-    cuts
+    np.ndarray
         Offsets, int64, increasing.
-    unknown
-        Offsets of characters that this Python's Unicode tables lack.
     """
     data = np.frombuffer(text, np.uint8)
     digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
@@ -81,16 +89,18 @@ def find_cuts(text: bytes) -> tuple[np.ndarray, np.ndarray]:
     cuts = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
     leads = np.flatnonzero(data >= 0xC2)
     if len(leads) == 0:
-        return cuts, leads
+        return cuts
     classes, pairs = _tables()
     hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]]]
     codes, widths = _characters(data, hits)
-    kinds = classes[codes]
-    numeric = kinds == _NUMERIC
+    is_unknown = classes[codes] == _UNKNOWN
+    if is_unknown.any():
+        _look_up(classes, codes[is_unknown])
+    numeric = classes[codes] == _NUMERIC
     if numeric.any():
         starts = hits[numeric]
         cuts = np.unique(np.concatenate((cuts, starts, starts + widths[numeric])))
-    return cuts, hits[kinds == _UNKNOWN]
+    return cuts
 
 
 def _characters(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -46,8 +46,8 @@ class FastEncoder:
     """A tokenizer's ids by an engine, with HF tokenizers for the documents the engine cannot do.
 
     Those are: bytes for which the vocabulary has no id (HF tokenizers drops them; here they get
-    ids past the vocabulary, and such a document is encoded again), characters that this Python's
-    Unicode tables do not know, and texts that hold a character of the markers.
+    ids past the vocabulary, and such a document is encoded again), and texts that hold a character
+    of the markers.
 
     Parameters
     ----------
@@ -114,11 +114,8 @@ class FastEncoder:
         slow: set[int] = set()
         num_cuts = 0
         if self._cut_digits:
-            cuts, unknown = find_cuts(joined)
+            cuts = find_cuts(joined)
             num_cuts = len(cuts)
-            if len(unknown):
-                bounds = np.cumsum([len(one) + len(_END_BYTES) for one in data])
-                slow.update(np.searchsorted(bounds, unknown, side="right").tolist())
             if num_cuts:
                 around = pairwise([0, *cuts.tolist(), len(joined)])
                 joined = _CUT_BYTES.join([joined[begin:end] for begin, end in around])
