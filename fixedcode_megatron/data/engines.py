@@ -21,8 +21,9 @@ from fixedcode_megatron.data.memory import resident_bytes, return_freed_memory
 from fixedcode_megatron.data.tokenizers import Tokenizer
 
 ENGINES = ("gigatoken", "fastokens")
-# Bytes that an engine's cache of words may add before it is built anew.
-_CACHE_BYTES = 96 << 20
+# Memory that an engine's cache of words may add before the engine is built anew. gigatoken's grows
+# by doubling, for which it needs three times as much for a moment; this ends it before it has 64 MB.
+_CACHE_BYTES = 72 << 20
 # Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.
 END, CUT = "\U0010fffe\U0010ffff", "\U0010ffff\U0010fffe"
 
@@ -62,11 +63,10 @@ class _Gigatoken(Engine):
         return_freed_memory()
 
     def encode(self, text: bytes) -> np.ndarray:
-        used = resident_bytes()
-        if self._limit is None:
-            self._limit = used + _CACHE_BYTES
-        elif used > self._limit:
+        if self._limit is not None and resident_bytes() > self._limit:
             self._build()
+        if self._limit is None:  # not yet when built: workers are forked after that
+            self._limit = resident_bytes() + _CACHE_BYTES
         return self._backend.encode(text)  # a numpy array; the batch calls import awkward, a second
 
 

@@ -239,11 +239,13 @@ def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch):
     tokenizer = make(tmp_path / "t", digits=False)
     encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
     inner = encoder._engine
-    sizes = iter([100, 100 + engines._CACHE_BYTES, 101 + engines._CACHE_BYTES])
+    limit = 100 + engines._CACHE_BYTES
+    sizes = iter([100, limit, limit + 1, 200, 200 + engines._CACHE_BYTES])
     monkeypatch.setattr(engines, "resident_bytes", lambda: next(sizes))
     built = []
-    monkeypatch.setattr(inner, "_build", lambda: built.append(1))
-    for number in (0, 0, 1):
+    build = inner._build
+    monkeypatch.setattr(inner, "_build", lambda: (built.append(1), build()))
+    for number in (0, 0, 1, 1):
         encoder.encode_flat(["the fox"])
         assert len(built) == number
 
