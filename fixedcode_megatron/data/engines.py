@@ -21,8 +21,8 @@ from fixedcode_megatron.data.memory import resident_bytes, return_freed_memory
 from fixedcode_megatron.data.tokenizers import Tokenizer
 
 ENGINES = ("gigatoken", "fastokens")
-# Memory that an engine's cache of words may add before the engine is built anew. gigatoken's grows
-# by doubling, for which it needs three times as much for a moment; this ends it before it has 64 MB.
+# Memory that an engine's cache of words may add before the engine is built anew. gigatoken's cache
+# doubles, and needs three times its size while it does; so it ends before one of 64 MB is doubled.
 _CACHE_BYTES = 72 << 20
 # Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.
 END, CUT = "\U0010fffe\U0010ffff", "\U0010ffff\U0010fffe"
