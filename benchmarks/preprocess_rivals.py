@@ -75,6 +75,7 @@ def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
 
 def _build_engine(folder: str) -> None:
     global _encoder, _start_cpu
+    from fixedcode_megatron.data import engines
     from fixedcode_megatron.data.engine_check import candidates
     from fixedcode_megatron.data.fast_encoder import FastEncoder
     from fixedcode_megatron.data.tokenizers import build_tokenizer
@@ -82,6 +83,7 @@ def _build_engine(folder: str) -> None:
     tokenizer = build_tokenizer("HuggingFaceTokenizer", folder)
     plan = candidates(tokenizer, "auto")[0]
     assert plan is not None, "no engine does this tokenizer"
+    engines._CACHE_BYTES = 1 << 40  # the library's own cache has no bound
     _encoder = FastEncoder(plan, lambda: tokenizer)
     _start_cpu = time.process_time()
 
