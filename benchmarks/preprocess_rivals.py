@@ -83,7 +83,7 @@ def _build_engine(folder: str) -> None:
     tokenizer = build_tokenizer("HuggingFaceTokenizer", folder)
     plan = candidates(tokenizer, "auto")[0]
     assert plan is not None, "no engine does this tokenizer"
-    engines._CACHE_BYTES = 1 << 40  # the library's own cache has no bound
+    engines._PROCESS_BYTES = 1 << 40  # the library's own cache has no bound
     _encoder = FastEncoder(plan, lambda: tokenizer)
     _start_cpu = time.process_time()
 

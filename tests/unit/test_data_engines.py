@@ -239,8 +239,8 @@ def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch):
     tokenizer = make(tmp_path / "t", digits=False)
     encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
     inner = encoder._engine
-    limit = 100 + engines._CACHE_BYTES
-    sizes = iter([100, limit, limit + 1, 200, 200 + engines._CACHE_BYTES])
+    large, cache = engines._PROCESS_BYTES, engines._CACHE_BYTES
+    sizes = iter([100, large, large + 1, large + 2, large + 2 + cache])
     monkeypatch.setattr(engines, "resident_bytes", lambda: next(sizes))
     built = []
     build = inner._build
