@@ -53,7 +53,7 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     kinds = np.array([unicodedata.category(chr(code)) for code in codes.tolist()])
     classes = np.zeros(0x110000, np.uint8)
     classes[codes[np.char.startswith(kinds, "N")]] = _NUMERIC
-    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer versions of Unicode may have made it a number
+    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
     odd = np.flatnonzero(classes)
     pairs = np.zeros(1 << 16, bool)
     for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):

@@ -69,11 +69,6 @@ class FastEncoder:
         self._engine = build_engine(plan)
         self.tokenizer = functools.cache(tokenizer)
 
-    def encode_flat(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """As `Tokenizer.encode_flat`."""
-        ids, ends = self.encode_marked(texts)
-        return np.delete(ids, ends), np.diff(ends, prepend=-1) - 1
-
     def encode_marked(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all documents, each with one more behind it: where an end-of-document id may go.
 

@@ -161,14 +161,14 @@ class _Template:
 
     def _add_worker(self) -> _Worker:
         (requests, to_worker), (from_worker, answers) = os.pipe(), os.pipe()
-        with contextlib.suppress(OSError):  # it ended; the first call says why
+        with contextlib.suppress(ConnectionError):  # it ended; the first call says why
             socket.send_fds(self._control, [MORE_PIPES], [requests, answers])
         os.close(requests)
         os.close(answers)
         return _Worker(self, to_worker, from_worker)
 
     def start(self, task: Any) -> None:
-        with contextlib.suppress(OSError), self._control.makefile("wb") as stream:
+        with contextlib.suppress(ConnectionError), self._control.makefile("wb") as stream:
             stream.write(NO_MORE_PIPES)
             send(stream, task)
 
