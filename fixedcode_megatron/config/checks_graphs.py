@@ -114,12 +114,12 @@ def _combinations(cfg: RunConfig) -> list[str]:
         for name, why in _EXCLUDED.items()
         if name in OPTIONS and cfg.get(name)
     ]
-    problems += [
-        f"{flag_of(name)} {cfg.get(name)} with {_THIS}: collectives inside a recorded layer have "
-        "not been shown to be replayed right; use 1 (data and pipeline parallelism are fine)"
-        for name in ("tensor_model_parallel_size", "context_parallel_size")
-        if cfg.get(name) > 1
-    ]
+    if t.context_parallel_size > 1:
+        problems.append(
+            f"--context-parallel-size {t.context_parallel_size} with {_THIS}: the exchange inside "
+            "of attention has not been shown to be replayed right; use 1 (data, tensor and "
+            "pipeline parallelism are fine)"
+        )
     if not t.bf16:
         problems.append(f"{_THIS}: megatron-core records layers with BF16 input; use --bf16")
     if t.cuda_graph_warmup_steps < 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -121,7 +122,9 @@ def main() -> None:
     watch()
     attend_as_transformer_engine()
     found = {}
-    for run in sys.argv[2:]:
+    port = int(os.environ.get("MASTER_PORT", "0"))
+    for index, run in enumerate(sys.argv[2:]):
+        os.environ["MASTER_PORT"] = str(port + index)  # each run has a store of its own
         name, rest = run.split(": ", 1)
         graphs, *flags = rest.split()
         found[name] = train(flags, graphs)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_flatten, tree_leaves
 
 GRAPHS: list[Graph] = []
@@ -41,6 +41,8 @@ class Graph:
                 for old, new in zip(written, tree_leaves(function(*args, **kwargs)), strict=True):
                     if old is not None:
                         old.copy_(new)
+                    elif isinstance(new, torch.ScriptObject):
+                        new.wait()  # a collective that is under way
 
     def reset(self) -> None:
         self.was_reset, self.operations = True, []
@@ -100,6 +102,13 @@ def install() -> None:
     """Put these in the place of CUDA's; after `cpu_platform.install()`."""
     torch.cuda.CUDAGraph = Graph  # type: ignore[misc,assignment]
     torch.cuda.graph = _record  # type: ignore[misc,assignment]
+    wait = torch.distributed.Work.wait
+
+    def wait_unrecorded(work: Any, *timeout: Any) -> Any:
+        with _disable_current_modes():  # gloo copies from buffers of its own
+            return wait(work, *timeout)
+
+    torch.distributed.Work.wait = wait_unrecorded  # type: ignore[method-assign]
     generators = _Generators((0,))
     generators.one = SafeGenerator()  # type: ignore[attr-defined]
     torch.cuda.default_generators = generators  # type: ignore[assignment]

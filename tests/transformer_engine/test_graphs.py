@@ -40,14 +40,18 @@ def runs(tmp_path_factory, data_prefix):  # noqa: F811
     found = run_without_the_compiled_part("graph_training", *arguments)
     for name, result in found.items():
         assert result["status"] == 0
-        lines = (folder / name.replace(" ", "_") / "metrics.jsonl").read_text().splitlines()
-        rows = [json.loads(line) for line in lines]
-        result["losses"] = [
-            (row["kind"], row["iteration"], row["lm loss"], row.get("grad norm"))
-            for row in rows
-            if row["kind"] in ("train", "validation")
-        ]
+        result["losses"] = losses(folder / name.replace(" ", "_"))
     return found
+
+
+def losses(run_dir):
+    """Losses and gradient norms of a run."""
+    rows = map(json.loads, (run_dir / "metrics.jsonl").read_text().splitlines())
+    return [
+        (row["kind"], row["iteration"], row["lm loss"], row.get("grad norm"))
+        for row in rows
+        if row["kind"] in ("train", "validation")
+    ]
 
 
 needs_wheel = pytest.mark.skipif(WHEEL is None, reason="transformer-engine's wheel is not in .venv")
@@ -95,6 +99,22 @@ def test_random_states(runs):
     assert runs["without"]["states"][0] == ["Tensor"] * 3
 
 
+@needs_wheel
+def test_collectives_of_tensor_parallel_layers_are_replayed(tmp_path, data_prefix):  # noqa: F811
+    common = f"{MODEL} --vocab-size {VOCAB_SIZE} --data-path {data_prefix} --train-iters 4"
+    common += " --tensor-model-parallel-size 2 --sequence-parallel"
+    found = run_without_the_compiled_part(
+        "graph_training",
+        f"without: off {common} --run-dir {tmp_path}/without",
+        f"with: 1 {common} --run-dir {tmp_path}/with",
+        ranks=2,
+    )
+    # 2 layers, forward and backward; 2 micro-batches in each of 3 steps after 1.
+    assert found["with"]["replays"] == [6] * 4
+    assert losses(tmp_path / "with") == losses(tmp_path / "without")
+    assert len(losses(tmp_path / "with")) == 5  # 4 iterations and an evaluation
+
+
 def refusal(flags):
     with pytest.raises(ConfigError) as caught:
         parse_args([*GPU_RUN.split(), *flags.split()], world_size=2)
@@ -113,7 +133,6 @@ def refusal(flags):
         ("--precision fp32", "BF16", "--bf16"),
         ("--cuda-graph-warmup-steps 0", "--cuda-graph-warmup-steps 0", "at least 1"),
         ("--num-experts 4", "expert", "drop one"),
-        ("--tensor-model-parallel-size 2", "--tensor-model-parallel-size 2", "use 1"),
         ("--context-parallel-size 2 --cp-comm-type p2p", "--context-parallel-size 2", "use 1"),
         ("--fp32-residual-connection", "--fp32-residual-connection", "drop one"),
         (
@@ -150,6 +169,7 @@ def test_refused(flags, found, way_out):
         "--cuda-graph-scope mlp --recompute-granularity selective --recompute-modules core_attn",
         "--precision fp8_delayed",
         "--pipeline-model-parallel-size 2",
+        "--tensor-model-parallel-size 2 --sequence-parallel",
     ],
 )
 def test_accepted(flags):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -23,19 +24,32 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run_without_the_compiled_part(module, *arguments):
-    """What a module of this folder prints last, from its JSON."""
-    name = f"tests.transformer_engine.{module}"
-    result = subprocess.run(
-        [sys.executable, "-W", "ignore", "-m", name, WHEEL, *arguments],
-        cwd=ROOT,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout.splitlines()[-1])
+def run_without_the_compiled_part(module, *arguments, ranks=1):
+    """What a module of this folder prints last, from its JSON, on the first of so many ranks."""
+    command = [sys.executable, "-W", "ignore", "-m", f"tests.transformer_engine.{module}", WHEEL]
+    common = os.environ | {"OMP_NUM_THREADS": "1"}
+    if ranks > 1:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
+    processes = [
+        subprocess.Popen(
+            [*command, *arguments],
+            cwd=ROOT,
+            env=common | ({"RANK": str(rank), "LOCAL_RANK": str(rank)} if ranks > 1 else {}),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    try:
+        output = [process.communicate(timeout=500) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert all(process.returncode == 0 for process in processes), output[0][1][-3000:]
+    return json.loads(output[0][0].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
