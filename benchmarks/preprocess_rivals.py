@@ -146,7 +146,7 @@ def threads(folder: str, lines: str, workers: int, output: str) -> dict:
         texts = [json.loads(line)["text"] for line in source]
     pieces = []
     for data in (text.encode() for text in texts):
-        bounds = [0, *(find_cuts(data).tolist() if plan.cut_digits else ()), len(data)]
+        bounds = [0, *(find_cuts(data)[0].tolist() if plan.cut_digits else ()), len(data)]
         pieces += [data[first:last] for first, last in pairwise(bounds)]
     inner = gigatoken.Tokenizer.from_json(plan.definition.decode())
     inner.encode_batch([b"a"])  # imports what it needs

@@ -16,7 +16,7 @@ import numpy as np
 
 _NUMERIC, _UNKNOWN = 1, 2
 _SPACE = np.isin(np.arange(256), list(b"\t\n\x0b\x0c\r "))
-_LAST_NUMERIC = 0x20000  # above: ideographs, tags, private use, or not assigned
+_LAST = 0x34000  # above: tags, private use, or not assigned
 
 
 def is_digits_then_gpt2(tree: dict) -> bool:
@@ -45,34 +45,48 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
     Returns
     -------
     classes
-        `_NUMERIC`, `_UNKNOWN` or 0 of each code point, uint8 [0x110000].
+        `_NUMERIC`, `_UNKNOWN` or 0 of each code point, uint8 [0x110000]. Noncharacters are known.
     pairs
-        Whether a character that matters begins with this pair of bytes, bool [65536].
+        The classes, ORed, of the characters that begin with this pair of bytes, uint8 [65536].
     """
-    codes = np.arange(0x80, _LAST_NUMERIC)
-    kinds = np.array([unicodedata.category(chr(code)) for code in codes.tolist()])
+    codes = np.arange(0x80, _LAST)
+    names = "".join(map(unicodedata.category, map(chr, codes.tolist()))).encode()
+    first, second = np.frombuffer(names, np.uint8).reshape(-1, 2).T
+    is_noncharacter = (codes & 0xFFFE == 0xFFFE) | ((codes >= 0xFDD0) & (codes <= 0xFDEF))
     classes = np.zeros(0x110000, np.uint8)
-    classes[codes[np.char.startswith(kinds, "N")]] = _NUMERIC
-    classes[codes[kinds == "Cn"]] = _UNKNOWN  # newer Unicode versions may have made it a number
-    odd = np.flatnonzero(classes)
-    pairs = np.zeros(1 << 16, bool)
-    for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
-        some, odd = odd[odd < end], odd[odd >= end]
-        pairs[((lead | (some >> (shift + 6))) << 8) | 0x80 | ((some >> shift) & 0x3F)] = True
+    classes[codes[first == ord("N")]] = _NUMERIC
+    classes[codes[(first == ord("C")) & (second == ord("n")) & ~is_noncharacter]] = _UNKNOWN
+    pairs = np.zeros(1 << 16, np.uint8)
+    for kind in (_NUMERIC, _UNKNOWN):
+        some = np.flatnonzero(classes == kind)
+        for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
+            short, some = some[some < end], some[some >= end]
+            pair = (lead | (short >> (shift + 6))) << 8 | 0x80 | ((short >> shift) & 0x3F)
+            pairs[np.unique(pair)] |= kind
     return classes, pairs
 
 
-def _look_up(classes: np.ndarray, codes: np.ndarray) -> None:
-    """Settle what characters are that this Python's Unicode tables lack: ask HF tokenizers."""
-    from tokenizers.pre_tokenizers import Digits
+def _find_characters(data: np.ndarray, kinds: int) -> tuple[np.ndarray, ...]:
+    """Characters outside ASCII that are of `kinds`, or begin as one: places, classes, widths."""
+    leads = np.flatnonzero(data >= 0xC2)
+    if len(leads) == 0:
+        return leads, leads, leads
+    classes, pairs = _tables()
+    hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]] & kinds > 0]
+    codes, widths = _characters(data, hits)
+    return hits, classes[codes], widths
 
-    splitter = Digits(individual_digits=True)
-    for code in set(codes.tolist()):
-        is_split_off = len(splitter.pre_tokenize_str(f"a{chr(code)}a")) == 3
-        classes[code] = _NUMERIC if is_split_off else 0
+
+def find_unknown(text: bytes) -> np.ndarray:
+    """Offsets, int64, of the characters in UTF-8 text that this Python's Unicode tables lack.
+
+    Where the tables of an engine are newer than those of HF tokenizers, they split differently.
+    """
+    places, kinds, _ = _find_characters(np.frombuffer(text, np.uint8), _UNKNOWN)
+    return places[kinds == _UNKNOWN]
 
 
-def find_cuts(text: bytes) -> np.ndarray:
+def find_cuts(text: bytes) -> tuple[np.ndarray, np.ndarray]:
     """Where to cut UTF-8 text so that GPT-2's splitting of the pieces is digits-first splitting.
 
     A cut before a digit is never wrong. It is needed after two white spaces, and made after every
@@ -80,27 +94,21 @@ def find_cuts(text: bytes) -> np.ndarray:
 
     Returns
     -------
-    np.ndarray
+    cuts
         Offsets, int64, increasing.
+    unknown
+        As `find_unknown`.
     """
     data = np.frombuffer(text, np.uint8)
     digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
     last, before = data[digits - 1], data[digits - 2]
     cuts = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
-    leads = np.flatnonzero(data >= 0xC2)
-    if len(leads) == 0:
-        return cuts
-    classes, pairs = _tables()
-    hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]]]
-    codes, widths = _characters(data, hits)
-    is_unknown = classes[codes] == _UNKNOWN
-    if is_unknown.any():
-        _look_up(classes, codes[is_unknown])
-    numeric = classes[codes] == _NUMERIC
+    places, kinds, widths = _find_characters(data, _NUMERIC | _UNKNOWN)
+    numeric = kinds == _NUMERIC
     if numeric.any():
-        starts = hits[numeric]
+        starts = places[numeric]
         cuts = np.unique(np.concatenate((cuts, starts, starts + widths[numeric])))
-    return cuts
+    return cuts, places[kinds == _UNKNOWN]
 
 
 def _characters(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

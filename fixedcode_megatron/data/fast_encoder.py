@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from fixedcode_megatron.data.digits import find_cuts
+from fixedcode_megatron.data.digits import find_cuts, find_unknown
 from fixedcode_megatron.data.engines import (
     CUT,
     END,
@@ -46,8 +46,8 @@ class FastEncoder:
     """A tokenizer's ids by an engine, with HF tokenizers for the documents the engine cannot do.
 
     Those are: bytes for which the vocabulary has no id (HF tokenizers drops them; here they get
-    ids past the vocabulary, and such a document is encoded again), and texts that hold a character
-    of the markers.
+    ids past the vocabulary, and such a document is encoded again), characters that this Python's
+    Unicode tables lack, and texts that hold a character of the markers.
 
     Parameters
     ----------
@@ -109,11 +109,16 @@ class FastEncoder:
         slow: set[int] = set()
         num_cuts = 0
         if self._cut_digits:
-            cuts = find_cuts(joined)
+            cuts, unknown = find_cuts(joined)
             num_cuts = len(cuts)
-            if num_cuts:
-                around = pairwise([0, *cuts.tolist(), len(joined)])
-                joined = _CUT_BYTES.join([joined[begin:end] for begin, end in around])
+        else:
+            unknown = find_unknown(joined)
+        if len(unknown):
+            bounds = np.cumsum([len(one) + len(_END_BYTES) for one in data])
+            slow.update(np.searchsorted(bounds, unknown, side="right").tolist())
+        if num_cuts:
+            around = pairwise([0, *cuts.tolist(), len(joined)])
+            joined = _CUT_BYTES.join([joined[begin:end] for begin, end in around])
         ids = self._encode(joined)
         marks = np.flatnonzero(ids >= self._first_missing)
         found = ids[marks]

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 
 
 def resident_bytes() -> int:
     """Memory of this process; 0 where the system does not tell it in this way."""
     try:
         with open("/proc/self/statm", "rb", buffering=0) as stream:
-            return int(stream.read().split()[1]) * 4096
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, IndexError, ValueError):
         return 0
 

@@ -24,7 +24,7 @@ class ByteProgress:
     """
 
     def __init__(self, total_bytes: int, show: bool | None, interval: float = 10.0) -> None:
-        terminal = sys.stderr.isatty()
+        terminal = sys.stderr is not None and sys.stderr.isatty()
         self._bar: Any = None
         if show or (show is None and terminal):
             from tqdm import tqdm

@@ -30,6 +30,8 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, terminate)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = work() or 0
         gc.freeze()  # nothing to look through once more at the end

@@ -21,6 +21,9 @@ def main() -> None:
     Stdin is a socket, from which come pipes, two for each worker: of its requests and of its
     answers; then the work. The exit status of a worker that broke off is written to stdout.
     """
+    sigterm = {signal.SIGTERM}
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent's parent set
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
     import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
 
     pairs: list[list[int]] = []
@@ -41,17 +44,20 @@ def main() -> None:
     function, failure = _make(make_function, arguments)
     remake = failure is None and not _one_thread()
     workers: set[int] = set()
+    signal.pthread_sigmask(signal.SIG_BLOCK, sigterm)  # an exception may be lost within a fork
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     try:
         for pair in pairs:
             worker = os.fork()
             if worker == 0:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
                 _close([report, *(end for end in ends if end not in pair)])
                 if remake:  # a library's threads are not in the fork
                     function, failure = _make(make_function, arguments)
                 _work(function, failure, *pair)
             workers.add(worker)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
         _close(ends)
         while workers:
             worker, status = os.wait()

@@ -8,6 +8,7 @@ the work needs and then forks the workers: they share it, and start at once.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import pickle
@@ -17,6 +18,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -32,8 +34,11 @@ _booted: list[tuple[subprocess.Popen, socket.socket]] = []
 
 def boot() -> None:
     """Start the interpreter of the next pool, before the caller imports what takes its time."""
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_tool`: no traceback of an import
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads begin by spinning
-    _booted.append(_start_interpreter())
+    with contextlib.suppress(OSError):  # the pool tries again, and says why
+        _booted.append(_start_interpreter())
 
 
 def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
@@ -50,13 +55,38 @@ def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
     ours, theirs = socket.socketpair()
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "fixedcode_megatron.data.worker_process"],
+            [sys.executable, "-P", "-m", "fixedcode_megatron.data.worker_process"],
             stdin=theirs.fileno(),
             stdout=subprocess.PIPE,
             env=environment,
             start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
         )
     return process, ours
+
+
+def _end(process: subprocess.Popen, control: socket.socket) -> None:
+    """End an interpreter, which ends and reaps what it forked, and wait for it."""
+    control.close()  # where SIGTERM is ignored, and it has no handler yet, this ends it
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _send_pipes(control: socket.socket, ends: list[int]) -> None:
+    """Hand over two descriptors; a system has a limit for those that nobody has received yet."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.send_fds(control, [MORE_PIPES], ends)
+            return
+        except OSError as error:
+            if error.errno != errno.ETOOMANYREFS or time.monotonic() > deadline:
+                raise
+        time.sleep(0.01)
 
 
 def available_cores() -> int:
@@ -81,7 +111,10 @@ class WorkerPool:
 
     def __init__(self, workers: int) -> None:
         self._template = _Template(workers) if workers else None
-        _booted.clear()
+        while _booted:  # nobody needs it
+            process, control = _booted.pop()
+            with process:
+                _end(process, control)
         self._make: Callable[[], Callable[[Any], Any]] | None = None
 
     def start(self, make_function: Callable[..., Callable[[Any], Any]], arguments: tuple) -> None:
@@ -162,7 +195,7 @@ class _Template:
     def _add_worker(self) -> _Worker:
         (requests, to_worker), (from_worker, answers) = os.pipe(), os.pipe()
         with contextlib.suppress(ConnectionError):  # it ended; the first call says why
-            socket.send_fds(self._control, [MORE_PIPES], [requests, answers])
+            _send_pipes(self._control, [requests, answers])
         os.close(requests)
         os.close(answers)
         return _Worker(self, to_worker, from_worker)
@@ -181,22 +214,21 @@ class _Template:
 
     def _read_ending(self) -> str:
         assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        code = int(line) if line.strip() else self._process.wait(timeout=30)
+        code = None
+        for line in self._process.stdout:
+            with contextlib.suppress(ValueError):  # what was printed while the interpreter started
+                code = int(line)
+                break
+        if code is None:
+            code = self._process.wait(timeout=30)
         if code < 0:
             name = signal.Signals(-code).name
             return f"was killed by {name} (out of memory?): run again, perhaps with fewer --workers"
         return f"ended with exit code {code}: see its message above"
 
     def end(self) -> None:
-        """End the workers and wait for them."""
-        self._process.terminate()
-        try:
-            self._process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        """End the workers and wait for the template."""
+        _end(self._process, self._control)
 
 
 class _Worker:

@@ -3,15 +3,14 @@
 import itertools
 import json
 import random
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers import pre_tokenizers
 
-from fixedcode_megatron.data import digits, engine_check, engines
-from fixedcode_megatron.data.digits import find_cuts, is_digits_then_gpt2
+from fixedcode_megatron.data import engine_check, engines
+from fixedcode_megatron.data.digits import find_cuts, find_unknown, is_digits_then_gpt2
 from fixedcode_megatron.data.engine_check import candidates, compare, probes
 from fixedcode_megatron.data.engines import (
     CUT,
@@ -90,11 +89,10 @@ def test_ids_equal_those_of_hf_tokenizers(tmp_path, engine, digits, missing):
 def test_ids_that_an_engine_gives_without_hf_tokenizers(tmp_path, engine):
     """Documents with a byte that has no id, or with a marker, are left out, not encoded wrongly."""
     tokenizer = make(tmp_path / "t", digits=True, missing=(0x04,))
-    new = "a\U00010d40\U00010d41  \U000116d0b \u0378\u0378 \U0001fffe9"
-    texts = ["the quick", "a\x04b", "", f"brown {END}", "fox 12  3", f"{CUT}", new]
+    texts = ["the quick", "a\x04b", "", f"brown {END}", "fox 12  3", f"{CUT}", "\ufdd0 \U0001fffe9"]
     encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: 1 / 0)
     own = encoder.encode_alone(texts)
-    assert own.texts == ["the quick", "", "fox 12  3", new]
+    assert own.texts == ["the quick", "", "fox 12  3", "\ufdd0 \U0001fffe9"]
     assert [ids.tolist() for ids in own.ids] == tokenizer.encode_batch(own.texts)
     assert encoder.encode_alone(["a\x04b"]).texts == []
 
@@ -148,18 +146,27 @@ def test_added_tokens_that_are_not_special(tmp_path, engine):
 )
 def test_where_documents_are_cut(text, pieces):
     data = text.encode()
-    bounds = [0, *find_cuts(data).tolist(), len(data)]
+    cuts, unknown = find_cuts(data)
+    bounds = [0, *cuts.tolist(), len(data)]
+    assert len(unknown) == 0
     assert "|".join(data[a:b].decode() for a, b in itertools.pairwise(bounds)) == pieces
 
 
-def test_characters_that_this_python_does_not_know_are_looked_up(monkeypatch):
-    """U+10D40 is a digit since Unicode 16, U+0378 is no character yet, U+00C9 is a letter."""
-    monkeypatch.setattr(digits, "unicodedata", SimpleNamespace(category=lambda _: "Cn"))
-    digits._tables.cache_clear()
-    for _ in range(2):
-        assert find_cuts("é\U00010d40b".encode()).tolist() == [2, 6]
-        assert find_cuts("é\u0378b½".encode()).tolist() == [5, 7]
-    digits._tables.cache_clear()
+def test_characters_that_this_python_does_not_know_are_named():
+    """U+0378 is no character yet; U+088F and U+323B0 are since Unicode 17; U+FDD0 will never be."""
+    assert find_cuts("é\u0378 1".encode())[1].tolist() == [2]
+    assert find_unknown("é\u0378\ufdd0\u088f½\U000323b0\U0001ffff".encode()).tolist() == [2, 7, 12]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("digits", [False, True])
+def test_characters_that_an_engine_may_know_and_hf_tokenizers_does_not(tmp_path, engine, digits):
+    """gigatoken takes U+088F for a letter, so that 's is a suffix; HF tokenizers does not."""
+    tokenizer = make(tmp_path / "t", digits=digits)
+    texts = ["the \u088f's fox", "it's", "\U000323b0's 1", "\u0c5c's", "\ua7ce's \U00010940's"]
+    encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: tokenizer)
+    assert [ids.tolist() for ids in encode(encoder, texts)] == tokenizer.encode_batch(texts)
+    assert encoder.encode_alone(texts).texts == ["it's"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
