@@ -43,7 +43,8 @@ def probes(spellings: Sequence[str] = ()) -> list[str]:
     long = ["x" * 3000, " " * 1000 + "1", "ab" * 2000, "1" * 500, "\n" * 700 + "9", "", " "]
     numbers = (c for c in map(chr, range(0x80, 0x20000)) if unicodedata.category(c)[0] == "N")
     around = [f"{s}{s} a{s}b  {s}\n{s[:-1]} {s.upper()}" for s in spellings[:_MAX_SPELLINGS]]
-    return [*mixed, *long, " a".join(numbers), *around]
+    newest = "\u088f's \u0c5c's \U000323b0's"  # letters since Unicode 17
+    return [*mixed, *long, " a".join(numbers), newest, *around]
 
 
 def candidates(tokenizer: Tokenizer, wanted: str) -> list[EnginePlan | None]:
