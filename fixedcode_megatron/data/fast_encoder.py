@@ -9,7 +9,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from fixedcode_megatron.data.digits import find_cuts, find_unknown
+from fixedcode_megatron.data.characters import find_unknown
+from fixedcode_megatron.data.digits import find_cuts
 from fixedcode_megatron.data.engines import (
     CUT,
     END,

@@ -10,7 +10,8 @@ import tokenizers
 from tokenizers import pre_tokenizers
 
 from fixedcode_megatron.data import engine_check, engines
-from fixedcode_megatron.data.digits import find_cuts, find_unknown, is_digits_then_gpt2
+from fixedcode_megatron.data.characters import find_unknown
+from fixedcode_megatron.data.digits import find_cuts, is_digits_then_gpt2
 from fixedcode_megatron.data.engine_check import candidates, compare, probes
 from fixedcode_megatron.data.engines import (
     CUT,

@@ -1,0 +1,71 @@
+"""Characters outside ASCII in UTF-8 text: numbers, and what this Python's Unicode tables lack."""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+
+import numpy as np
+
+NUMERIC, UNKNOWN = 1, 2
+_LAST = 0x34000  # above: tags, private use, or not assigned
+
+
+@functools.cache
+def _tables() -> tuple[np.ndarray, np.ndarray]:
+    """Which characters outside ASCII matter, and how their UTF-8 begins.
+
+    Returns
+    -------
+    classes
+        `NUMERIC`, `UNKNOWN` or 0 of each code point, uint8 [0x110000]. Noncharacters are known.
+    pairs
+        The classes, ORed, of the characters that begin with this pair of bytes, uint8 [65536].
+    """
+    codes = np.arange(0x80, _LAST)
+    names = "".join(map(unicodedata.category, map(chr, codes.tolist()))).encode()
+    first, second = np.frombuffer(names, np.uint8).reshape(-1, 2).T
+    is_noncharacter = (codes & 0xFFFE == 0xFFFE) | ((codes >= 0xFDD0) & (codes <= 0xFDEF))
+    classes = np.zeros(0x110000, np.uint8)
+    classes[codes[first == ord("N")]] = NUMERIC
+    classes[codes[(first == ord("C")) & (second == ord("n")) & ~is_noncharacter]] = UNKNOWN
+    pairs = np.zeros(1 << 16, np.uint8)
+    for kind in (NUMERIC, UNKNOWN):
+        some = np.flatnonzero(classes == kind)
+        for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
+            short, some = some[some < end], some[some >= end]
+            pair = (lead | (short >> (shift + 6))) << 8 | 0x80 | ((short >> shift) & 0x3F)
+            pairs[np.unique(pair)] |= kind
+    return classes, pairs
+
+
+def find_characters(data: np.ndarray, kinds: int) -> tuple[np.ndarray, ...]:
+    """Characters outside ASCII that are of `kinds`, or begin as one: places, classes, widths."""
+    leads = np.flatnonzero(data >= 0xC2)
+    if len(leads) == 0:
+        return leads, leads, leads
+    classes, pairs = _tables()
+    hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]] & kinds > 0]
+    codes, widths = _characters(data, hits)
+    return hits, classes[codes], widths
+
+
+def find_unknown(text: bytes) -> np.ndarray:
+    """Offsets, int64, of the characters in UTF-8 text that this Python's Unicode tables lack.
+
+    Where the tables of an engine are newer than those of HF tokenizers, they split differently.
+    """
+    places, kinds, _ = find_characters(np.frombuffer(text, np.uint8), UNKNOWN)
+    return places[kinds == UNKNOWN]
+
+
+def _characters(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Code points of the characters outside ASCII that begin at `places`, and their bytes."""
+    first = data[places].astype(np.int64)
+    widths = 2 + (first >= 0xE0) + (first >= 0xF0)
+    codes = first & (0x7F >> widths)
+    for i in range(1, 4):
+        inside = i < widths
+        following = data[np.where(inside, places + i, 0)] & 0x3F
+        codes = np.where(inside, (codes << 6) | following, codes)
+    return codes, widths
