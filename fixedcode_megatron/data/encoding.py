@@ -133,7 +133,7 @@ class BlockEncoder:
             for column in columns:
                 if not column.ended:
                     _append(column, self._spec.eod)
-        own = self._spot_check([text for texts in records.columns for text in texts])
+        own = self._spot_check(records.columns)
         return EncodedBlock(columns, rejected, +counts, records.lines, own)
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
@@ -175,10 +175,13 @@ class BlockEncoder:
             raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
         return ids, np.concatenate([part[1] for part in parts])
 
-    def _spot_check(self, texts: list[str]) -> OwnIds | None:
+    def _spot_check(self, columns: list[list[str]]) -> OwnIds | None:
         """Now and then a piece of one document, from a place that is always another."""
         self._blocks += 1
-        if self._fast is None or not texts or self._blocks % _SPOT_BLOCKS != 1:
+        if self._fast is None or self._blocks % _SPOT_BLOCKS != 1:
+            return None
+        texts = [text for column in columns for text in column]
+        if not texts:
             return None
         place = sum(map(len, texts))
         text = texts[place % len(texts)]

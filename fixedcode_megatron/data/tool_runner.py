@@ -30,7 +30,7 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
         raise SystemExit(128 + number)
 
     signal.signal(signal.SIGTERM, terminate)
-    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # set aside by `workers.boot`
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         status = work() or 0
