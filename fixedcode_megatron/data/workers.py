@@ -107,10 +107,21 @@ class WorkerPool:
     ----------
     workers
         Number of processes; 0 works in this one.
+
+    Raises
+    ------
+    UserError
+        If the system does not let so many be started.
     """
 
     def __init__(self, workers: int) -> None:
-        self._template = _Template(workers) if workers else None
+        try:
+            self._template = _Template(workers) if workers else None
+        except OSError as error:
+            raise UserError(
+                f"--workers {workers}: cannot be started ({error.strerror}): give fewer, or raise "
+                "the limits that `ulimit -n` and `ulimit -u` show"
+            ) from error
         while _booted:  # nobody needs it
             process, control = _booted.pop()
             with process:

@@ -62,6 +62,7 @@ def test_no_descriptors_left(tmp_path):
     done, _ = run(tmp_path, before="ulimit -n 6;")
     assert done.returncode == 1 and done.stderr.startswith("error: ")
     assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "--workers 2: cannot be started" in done.stderr and "ulimit -n" in done.stderr
 
 
 def test_nothing_stays_where_no_worker_is_wanted(tmp_path):
