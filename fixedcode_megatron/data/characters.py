@@ -40,23 +40,24 @@ def _tables() -> tuple[np.ndarray, np.ndarray]:
 
 
 def find_characters(data: np.ndarray, kinds: int) -> tuple[np.ndarray, ...]:
-    """Characters outside ASCII that are of `kinds`, or begin as one: places, classes, widths."""
+    """Characters outside ASCII of `kinds`, or that begin as one: places, classes, widths, codes."""
     leads = np.flatnonzero(data >= 0xC2)
     if len(leads) == 0:
-        return leads, leads, leads
+        return leads, leads, leads, leads
     classes, pairs = _tables()
     hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]] & kinds > 0]
     codes, widths = _characters(data, hits)
-    return hits, classes[codes], widths
+    return hits, classes[codes], widths, codes
 
 
-def find_unknown(text: bytes) -> np.ndarray:
-    """Offsets, int64, of the characters in UTF-8 text that this Python's Unicode tables lack.
+def find_unknown(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+    """Offsets and code points, int64, of the characters that this Python's Unicode tables lack.
 
     Where the tables of an engine are newer than those of HF tokenizers, they split differently.
     """
-    places, kinds, _ = find_characters(np.frombuffer(text, np.uint8), UNKNOWN)
-    return places[kinds == UNKNOWN]
+    places, kinds, _, codes = find_characters(np.frombuffer(text, np.uint8), UNKNOWN)
+    unknown = kinds == UNKNOWN
+    return places[unknown], codes[unknown]
 
 
 def _characters(data: np.ndarray, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -176,17 +176,22 @@ class BlockEncoder:
         return ids, np.concatenate([part[1] for part in parts])
 
     def _spot_check(self, columns: list[list[str]]) -> OwnIds | None:
-        """Now and then a piece of one document, from a place that is always another."""
+        """Now and then a piece of one document, from a place that is always another.
+
+        And what the engine said for itself about characters that the tables lack.
+        """
+        if self._fast is None:
+            return None
+        pieces = self._fast.proofs()
         self._blocks += 1
-        if self._fast is None or self._blocks % _SPOT_BLOCKS != 1:
-            return None
-        texts = [text for column in columns for text in column]
-        if not texts:
-            return None
-        place = sum(map(len, texts))
-        text = texts[place % len(texts)]
-        begin = place % max(1, len(text) - _SPOT_CHARACTERS)
-        return self._fast.encode_alone([text[begin : begin + _SPOT_CHARACTERS]])
+        if self._blocks % _SPOT_BLOCKS == 1:
+            texts = [text for column in columns for text in column]
+            place = sum(map(len, texts))
+            if place:
+                text = texts[place % len(texts)]
+                begin = place % max(1, len(text) - _SPOT_CHARACTERS)
+                pieces.append(text[begin : begin + _SPOT_CHARACTERS])
+        return self._fast.encode_alone(pieces) if pieces else None
 
     @staticmethod
     def _drop_empty(columns: list[EncodedColumn]) -> int:

@@ -94,7 +94,7 @@ def compare(
         if own != ids:
             first = next((i for i, (a, b) in enumerate(zip(own, ids, strict=False)) if a != b), 0)
             raise EngineMismatch(
-                f"its ids differ from HF tokenizers' in a document that begins {text[:40]!r} "
+                f"its ids differ from HF tokenizers' in a text that begins {text[:40]!r} "
                 f"(token {first}: {own[first : first + 3]} for {ids[first : first + 3]})"
             )
 

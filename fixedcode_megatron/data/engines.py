@@ -19,6 +19,7 @@ import orjson
 from fixedcode_megatron.data.digits import is_digits_then_gpt2
 from fixedcode_megatron.data.memory import resident_bytes, return_freed_memory
 from fixedcode_megatron.data.tokenizers import Tokenizer
+from fixedcode_megatron.data.unassigned import split_classes
 
 ENGINES = ("gigatoken", "fastokens")
 # An engine that keeps every word is built anew when its process has more memory than the first, but
@@ -99,12 +100,15 @@ class EnginePlan:
     first_missing
         256 ids from here on stand for bytes that the vocabulary lacks; then come the end of a
         document and a cut.
+    classes
+        See `split_classes`.
     """
 
     engine: str
     definition: bytes
     cut_digits: bool
     first_missing: int
+    classes: str | None
 
 
 def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
@@ -120,6 +124,7 @@ def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
         raise EngineError("engines do not read tokenizers of this type")
     if tree.get("model", {}).get("type") != "BPE":
         raise EngineError("engines are for BPE tokenizers only")
+    classes = split_classes(tree)
     cut_digits = is_digits_then_gpt2(tree)
     if cut_digits:
         tree["pre_tokenizer"] = tree["pre_tokenizer"]["pretokenizers"][1]
@@ -127,7 +132,7 @@ def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for id_, content in enumerate((END, CUT), start=tokenizer.vocab_size + 256):
         tree["added_tokens"].append({"id": id_, "content": content, "special": True, **flags})
-    return EnginePlan(engine, orjson.dumps(tree), cut_digits, tokenizer.vocab_size)
+    return EnginePlan(engine, orjson.dumps(tree), cut_digits, tokenizer.vocab_size, classes)
 
 
 def build_engine(plan: EnginePlan) -> Engine:

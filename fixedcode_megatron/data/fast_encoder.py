@@ -19,6 +19,7 @@ from fixedcode_megatron.data.engines import (
     build_engine,
 )
 from fixedcode_megatron.data.tokenizers import Tokenizer
+from fixedcode_megatron.data.unassigned import UnassignedCharacters
 
 _END_BYTES, _CUT_BYTES = END.encode(), CUT.encode()
 # Both characters of the markers begin with this byte. One alone in a text can already be taken for
@@ -48,7 +49,7 @@ class FastEncoder:
 
     Those are: bytes for which the vocabulary has no id (HF tokenizers drops them; here they get
     ids past the vocabulary, and such a document is encoded again), characters that this Python's
-    Unicode tables lack, and texts that hold a character of the markers.
+    Unicode tables lack and the engine's do not, and texts that hold a character of the markers.
 
     Parameters
     ----------
@@ -68,6 +69,7 @@ class FastEncoder:
         self._first_missing = plan.first_missing
         self._end, self._cut = plan.first_missing + 256, plan.first_missing + 257
         self._engine = build_engine(plan)
+        self._unassigned = UnassignedCharacters(self._encode, plan.classes)
         self.tokenizer = functools.cache(tokenizer)
 
     def encode_marked(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -90,6 +92,10 @@ class FastEncoder:
         pieces = np.split(ids, ends[:-1] + 1)
         return OwnIds([texts[i] for i in done], [pieces[i][:-1] for i in done])
 
+    def proofs(self) -> list[str]:
+        """Texts of the characters first seen since the last call: see `UnassignedCharacters`."""
+        return self._unassigned.proofs()
+
     def _encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, set[int]]:
         """As `encode_marked`, with wrong ids for some documents, and which ones these are."""
         data = [text.encode() for text in texts]
@@ -110,11 +116,12 @@ class FastEncoder:
         slow: set[int] = set()
         num_cuts = 0
         if self._cut_digits:
-            cuts, unknown = find_cuts(joined)
+            cuts, (unknown, codes) = find_cuts(joined)
             num_cuts = len(cuts)
         else:
-            unknown = find_unknown(joined)
+            unknown, codes = find_unknown(joined)
         if len(unknown):
+            unknown = unknown[~self._unassigned.find(codes)]
             bounds = np.cumsum([len(one) + len(_END_BYTES) for one in data])
             slow.update(np.searchsorted(bounds, unknown, side="right").tolist())
         if num_cuts:

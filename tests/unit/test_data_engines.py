@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import unicodedata
 
 import numpy as np
 import pytest
@@ -24,10 +25,11 @@ from fixedcode_megatron.data.engines import (
 )
 from fixedcode_megatron.data.fast_encoder import FastEncoder
 from fixedcode_megatron.data.tokenizers import build_tokenizer
+from fixedcode_megatron.data.unassigned import split_classes
 from fixedcode_megatron.errors import UserError
 
 TRAINING = [
-    "the quick brown fox jumps over the lazy dog, isn't it? don't they'll we've \n\n  indented\n",
+    "the quick brown fox jumps over a lazy dog's, isn't it's? don't they'll we've \n\n  indented\n",
     "def function(self, value): return value[0] + 12345 # comment   \n\tif x == 10:\n",
     "Ünïcödé тест 漢字 ½ ² ٣ 한국어 “quotes” — dash … \u00a0\u3000 😀👍🏽",
 ]
@@ -147,7 +149,7 @@ def test_added_tokens_that_are_not_special(tmp_path, engine):
 )
 def test_where_documents_are_cut(text, pieces):
     data = text.encode()
-    cuts, unknown = find_cuts(data)
+    cuts, (unknown, _) = find_cuts(data)
     bounds = [0, *cuts.tolist(), len(data)]
     assert len(unknown) == 0
     assert "|".join(data[a:b].decode() for a, b in itertools.pairwise(bounds)) == pieces
@@ -155,19 +157,83 @@ def test_where_documents_are_cut(text, pieces):
 
 def test_characters_that_this_python_does_not_know_are_named():
     """U+0378 is no character yet; U+088F and U+323B0 are since Unicode 17; U+FDD0 will never be."""
-    assert find_cuts("é\u0378 1".encode())[1].tolist() == [2]
-    assert find_unknown("é\u0378\ufdd0\u088f½\U000323b0\U0001ffff".encode()).tolist() == [2, 7, 12]
+    places, codes = find_cuts("é\u0378 1".encode())[1]
+    assert places.tolist() == [2] and codes.tolist() == [0x378]
+    places, codes = find_unknown("é\u0378\ufdd0\u088f½\U000323b0\U0001ffff".encode())
+    assert places.tolist() == [2, 7, 12] and codes.tolist() == [0x378, 0x88F, 0x323B0]
+
+
+NEWER = ["the \u088f's fox", "\U000323b0's 1", "\u0c5c's", "\ua7ce's \U00010940's", "a\U00011de0's"]
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("digits", [False, True])
 def test_characters_that_an_engine_may_know_and_hf_tokenizers_does_not(tmp_path, engine, digits):
-    """gigatoken takes U+088F for a letter, so that 's is a suffix; HF tokenizers does not."""
+    """gigatoken takes U+088F for a letter, so that 's is a suffix; HF tokenizers does not.
+
+    fastokens' tables are older. But the digits that HF tokenizers splits are as new as gigatoken's.
+    """
     tokenizer = make(tmp_path / "t", digits=digits)
-    texts = ["the \u088f's fox", "it's", "\U000323b0's 1", "\u0c5c's", "\ua7ce's \U00010940's"]
+    texts = ["it's", "fox \u0378's \u05f5's", "\U00034fff", *NEWER]
     encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: tokenizer)
     assert [ids.tolist() for ids in encode(encoder, texts)] == tokenizer.encode_batch(texts)
-    assert encoder.encode_alone(texts).texts == ["it's"]
+    trusts_itself = engine == "gigatoken" or not digits
+    own = texts if engine == "fastokens" else texts[:3]
+    assert encoder.encode_alone(texts).texts == (own if trusts_itself else [texts[0], texts[2]])
+    proofs = encoder.proofs()
+    assert [text[0] for text in proofs[:2]] == ["\u0378", "\u05f5"] * trusts_itself
+    own = encoder.encode_alone(proofs)
+    compare(proofs, tokenizer.encode_batch(proofs), own.ids)
+    assert encoder.proofs() == []
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("digits", [False, True])
+def test_every_character_that_this_python_does_not_know(tmp_path, engine, digits):
+    tokenizer = make(tmp_path / "t", digits=digits)
+    encoder = FastEncoder(plan_engine(tokenizer, engine), lambda: 1 / 0)
+    unknown = [c for c in map(chr, range(0x80, 0x34000)) if unicodedata.category(c) == "Cn"]
+    texts = [f"{c}'s {c} a{c}1{c} 's{c}  {c}{c}'t\n{c}" for c in unknown]
+    own = encoder.encode_alone(texts)
+    trusts_itself = engine == "gigatoken" or not digits
+    assert 5000 * trusts_itself < len(own.texts) <= len(texts)
+    compare(own.texts, tokenizer.encode_batch(own.texts), own.ids)
+
+
+def test_a_vocabulary_in_which_an_engine_cannot_be_asked(tmp_path):
+    """Without the token 's nothing shows what the engine takes for a letter."""
+    make(tmp_path / "t", digits=False)
+    path = tmp_path / "t" / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    tree["model"]["merges"] = [pair for pair in tree["model"]["merges"] if "'" not in "".join(pair)]
+    path.write_text(json.dumps(tree))
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", str(path))
+    encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
+    assert encoder.encode_alone(["fox", "\u0378"]).texts == ["fox"] and encoder.proofs() == []
+
+
+LETTERS = r" ?\p{L}+| ?\p{N}{1,3}|\s+"
+
+
+@pytest.mark.parametrize(
+    ("splitter", "classes"),
+    [
+        ({"type": "ByteLevel"}, "LN"),
+        ({"type": "Split", "pattern": {"Regex": LETTERS}}, "LN"),
+        ({"type": "Split", "pattern": {"Regex": r"[\p{Lu}\pM]|\p{^N}|\P{L}"}}, "LNM"),
+        ({"type": "Digits"}, "LND"),
+        ({"type": "Split", "pattern": {"Regex": LETTERS + r"|[\p{P}\p{S}]+"}}, None),
+        ({"type": "Split", "pattern": {"Regex": r"\p{Latin}+"}}, None),
+        ({"type": "Split", "pattern": {"Regex": r"\w+"}}, None),
+        ({"type": "Split", "pattern": {"Regex": "[[:alpha:]]+"}}, None),
+        ({"type": "Punctuation"}, None),
+    ],
+)
+def test_by_which_classes_text_is_split(splitter, classes):
+    both = {"type": "Sequence", "pretokenizers": [splitter, {"type": "ByteLevel"}]}
+    for tree in (splitter, both):
+        assert split_classes({"pre_tokenizer": tree}) == classes
+        assert split_classes({"pre_tokenizer": tree, "normalizer": {"type": "NFC"}}) is None
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -239,7 +305,7 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
     tokenizer = make(tmp_path / "t", digits=False)
     plan = plan_engine(tokenizer, "gigatoken")
     with pytest.raises(EngineError, match="cannot read this tokenizer"):
-        FastEncoder(EnginePlan("gigatoken", b"{}", False, 9), lambda: tokenizer)
+        FastEncoder(EnginePlan("gigatoken", b"{}", False, 9, "LN"), lambda: tokenizer)
     monkeypatch.setitem(engines._BUILDERS, "gigatoken", lambda _: __import__("no_such_library"))
     with pytest.raises(EngineError, match="not installed: pip install gigatoken"):
         FastEncoder(plan, lambda: tokenizer)

@@ -103,6 +103,22 @@ def test_an_engine_that_goes_wrong_is_replaced(tmp_path, bpe, monkeypatch, caplo
     assert ("panicked" in caplog.text) == crash
 
 
+def test_what_an_engine_says_of_a_new_character_is_compared(tmp_path, monkeypatch, caplog):
+    """gigatoken knows the letter U+088F, HF tokenizers does not; here it is made to deny it.
+
+    The ids of this text are the same either way.
+    """
+    train_byte_level_bpe(["it's a fox's"] * 20, 262, tmp_path / "t/tokenizer.json", progress=False)
+    name = "fixedcode_megatron.data.unassigned.UnassignedCharacters._leaves_s_alone"
+    monkeypatch.setattr(name, lambda _, code: code in (0x378, 0x88F))
+    lines = write(tmp_path / "x.jsonl", ["it's \u088f x"])
+    with caplog.at_level("WARNING"):
+        (summary,) = run(tmp_path, tmp_path / "t", lines)
+    assert summary["tokenizer_engine"] == "fastokens"
+    assert "gigatoken is not used" in caplog.text
+    assert r"""in a text that begins "\u088f's""" in caplog.text
+
+
 def test_an_engine_asked_for_by_name_that_cannot_be_had(tmp_path, bpe, monkeypatch):
     monkeypatch.setitem(engines._BUILDERS, "gigatoken", lambda _: __import__("no_such_library"))
     lines = write(tmp_path / "x.jsonl", ["hi"])
