@@ -12,7 +12,7 @@ _LAST = 0x34000  # above: tags, private use, or not assigned
 
 
 @functools.cache
-def _tables() -> tuple[np.ndarray, np.ndarray]:
+def tables() -> tuple[np.ndarray, np.ndarray]:
     """Which characters outside ASCII matter, and how their UTF-8 begins.
 
     Returns
@@ -44,7 +44,7 @@ def find_characters(data: np.ndarray, kinds: int) -> tuple[np.ndarray, ...]:
     leads = np.flatnonzero(data >= 0xC2)
     if len(leads) == 0:
         return leads, leads, leads, leads
-    classes, pairs = _tables()
+    classes, pairs = tables()
     hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]] & kinds > 0]
     codes, widths = _characters(data, hits)
     return hits, classes[codes], widths, codes

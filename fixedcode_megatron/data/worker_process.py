@@ -25,7 +25,9 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent's parent set
     signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
     import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
+    from fixedcode_megatron.data.characters import tables
 
+    tables()
     pairs: list[list[int]] = []
     try:
         with socket.socket(fileno=os.dup(0)) as control, control.makefile("rb") as stream:
@@ -64,11 +66,12 @@ def main() -> None:
             workers.remove(worker)
             if status:
                 os.write(report, b"%d\n" % os.waitstatus_to_exitcode(status))
-        gc.freeze()  # nothing to look through once more at the end
     finally:
         for worker in workers:
             os.kill(worker, signal.SIGKILL)
+        for worker in workers:
             os.waitpid(worker, 0)
+        gc.freeze()  # nothing to look through once more at the end
 
 
 def _make(

@@ -64,10 +64,15 @@ def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
     return process, ours
 
 
-def _end(process: subprocess.Popen, control: socket.socket) -> None:
-    """End an interpreter, which ends and reaps what it forked, and wait for it."""
+def _ask_to_end(process: subprocess.Popen, control: socket.socket) -> None:
+    """Let an interpreter end what it forked, and itself."""
     control.close()  # where SIGTERM is ignored, and it has no handler yet, this ends it
     process.terminate()
+
+
+def _end(process: subprocess.Popen, control: socket.socket) -> None:
+    """End an interpreter, which ends and reaps what it forked, and wait for it."""
+    _ask_to_end(process, control)
     try:
         process.wait(timeout=20)
     except subprocess.TimeoutExpired:
@@ -143,12 +148,14 @@ class WorkerPool:
             self._template.start((make_function, arguments))
 
     def close(self) -> None:
-        """End all workers."""
+        """End all workers, and wait until they have."""
         if self._template is not None:
             self._template.end()
 
     def map(self, items: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield the function's answer to every item, in the order of the items. Call it once.
+
+        The workers begin to end after the last one; `close` waits for that.
 
         Parameters
         ----------
@@ -190,7 +197,7 @@ class WorkerPool:
         finally:
             for future in pending:
                 future.cancel()
-            self._template.end()
+            self._template.ask_to_end()
             executor.shutdown(wait=True, cancel_futures=True)
 
 
@@ -236,6 +243,10 @@ class _Template:
             name = signal.Signals(-code).name
             return f"was killed by {name} (out of memory?): run again, perhaps with fewer --workers"
         return f"ended with exit code {code}: see its message above"
+
+    def ask_to_end(self) -> None:
+        """Begin to end the workers; their callers hear of it."""
+        _ask_to_end(self._process, self._control)
 
     def end(self) -> None:
         """End the workers and wait for the template."""
