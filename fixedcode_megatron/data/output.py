@@ -202,7 +202,7 @@ class Output:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        kept = (WorkerDied, OSError, KeyboardInterrupt, SystemExit, EngineError)
+        kept = (WorkerDied, OSError, MemoryError, KeyboardInterrupt, SystemExit, EngineError)
         if self._left_alone or (isinstance(error, kept) and self._state_path.exists()):
             for writer in self.writers:
                 writer.suspend()

@@ -45,6 +45,15 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
     except OSError as error:
         print(f"error: {error}{nothing}", file=sys.stderr)
         return 1
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "start new thread" not in str(error):
+            raise
+        print(
+            f"error: memory or threads ran out ({str(error) or 'MemoryError'}): allow this job more "
+            f"(`ulimit -v`, `ulimit -u`), or give fewer --workers{nothing}",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print(f"interrupted{nothing}", file=sys.stderr)
         return 130

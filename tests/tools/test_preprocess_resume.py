@@ -121,21 +121,42 @@ def test_interrupted_and_continued(work, tmp_path, how, after):
 
 
 @pytest.mark.slow
-def test_killed_again_and_again_at_any_moment(work, tmp_path):
+def test_killed_at_fifty_moments(work, tmp_path):
+    """The parent or a worker, up to three times before the job may end; each file is whole."""
     rng = random.Random(1)
-    for _ in range(30):
-        process = subprocess.Popen(command(work, tmp_path, "--workers", 2))
-        try:
-            process.wait(rng.uniform(0.05, 3))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if all((tmp_path / name).exists() for name in FINAL):
-            break
-        assert not any((tmp_path / name).exists() for name in FINAL if name.endswith("idx"))
-    else:
-        run(work, tmp_path, "--workers", 2)
-    assert_same_output(work, tmp_path)
+    started = time.monotonic()
+    run(work, tmp_path / "undisturbed", "--workers", 2)
+    lasts = time.monotonic() - started
+    kills = 0
+    for number in range(50):
+        out = tmp_path / str(number)
+        for _ in range(rng.randint(1, 3)):
+            if all((out / name).exists() for name in FINAL):
+                break
+            process = subprocess.Popen(command(work, out, "--workers", 2))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(rng.uniform(0.02, lasts))
+            kills += process.returncode is None
+            kill(process, worker=rng.random() < 0.3)
+            for name in FINAL:
+                if name.endswith("idx") and (out / name).exists():
+                    assert (out / name).read_bytes() == (work / "whole" / name).read_bytes()
+        if not all((out / name).exists() for name in FINAL):
+            run(work, out, "--workers", 2)
+        assert_same_output(work, out)
+    assert kills >= 50
+
+
+def kill(process, *, worker):
+    """Kill a process, or one of its workers, if there is one, and wait until it has ended."""
+    if worker:
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            forked = [one for template in children(process.pid) for one in children(template)]
+            for one in forked[:1]:
+                os.kill(one, signal.SIGKILL)
+                process.wait(60)
+    process.kill()
+    process.wait()
 
 
 def test_a_full_disk(work, tmp_path):
