@@ -49,8 +49,8 @@ def run_tool(work: Callable[[], int | None], *, writes: bool) -> int:
         if isinstance(error, RuntimeError) and "start new thread" not in str(error):
             raise
         print(
-            f"error: memory or threads ran out ({str(error) or 'MemoryError'}): allow this job more "
-            f"(`ulimit -v`, `ulimit -u`), or give fewer --workers{nothing}",
+            f"error: memory or threads ran out ({str(error) or 'MemoryError'}): allow this job "
+            f"more (`ulimit -v`, `ulimit -u`), or give fewer --workers{nothing}",
             file=sys.stderr,
         )
         return 1

@@ -65,9 +65,10 @@ def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
 
 
 def _ask_to_end(process: subprocess.Popen, control: socket.socket) -> None:
-    """Let an interpreter end what it forked, and itself."""
-    control.close()  # where SIGTERM is ignored, and it has no handler yet, this ends it
-    process.terminate()
+    """Let an interpreter end what it forked, and itself. It is asked once, whoever calls again."""
+    if control.fileno() >= 0:
+        control.close()  # where SIGTERM is ignored, and it has no handler yet, this ends it
+        process.terminate()
 
 
 def _end(process: subprocess.Popen, control: socket.socket) -> None:
@@ -197,7 +198,10 @@ class WorkerPool:
         finally:
             for future in pending:
                 future.cancel()
-            self._template.ask_to_end()
+            if pending:  # threads wait for their answers
+                self._template.end()
+            else:
+                self._template.ask_to_end()
             executor.shutdown(wait=True, cancel_futures=True)
 
 
