@@ -38,17 +38,27 @@ def start_writing(stream: IO, offset: int) -> None:
         libc.sync_file_range(stream.fileno(), ctypes.c_long(offset), ctypes.c_long(0), 2)
 
 
+def temporary_beside(path: Path) -> Path:
+    """Where `write_text_whole` writes; what a killed process left there, the next one takes."""
+    return path.with_name(f".{path.name}.partial")
+
+
 def write_text_whole(path: Path, text: str) -> None:
-    """Write `text` under a temporary name beside `path`, then rename it to `path`."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with open(temporary, "w", encoding="utf-8") as stream:
-            stream.write(text)
+    """Write `text` under a temporary name beside `path`, then rename it to `path`.
+
+    Of several processes that do so at once, the last one wins.
+    """
+    temporary = temporary_beside(path)
+    stream = open_claimed(temporary, wait=True)
+    assert stream is not None
+    with stream:
+        try:
+            stream.write(text.encode())
             flush_to_disk(stream)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+            os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
     fsync_folder(path.parent)
 
 
@@ -73,8 +83,8 @@ def exclusive_lock(path: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_UN)
 
 
-def open_claimed(path: Path, *, keep: bool = False) -> IO[bytes] | None:
-    """Open `path` for appending and claim it, or return None if another process has it.
+def open_claimed(path: Path, *, keep: bool = False, wait: bool = False) -> IO[bytes] | None:
+    """Open `path` for appending and claim it; None if another process has it, unless `wait`.
 
     What a killed process left under this name is discarded, unless `keep` is true. The loop guards
     against the former owner renaming the file between our `open` and our lock: then the name is
@@ -83,7 +93,7 @@ def open_claimed(path: Path, *, keep: bool = False) -> IO[bytes] | None:
     while True:
         stream = open(path, "ab")  # noqa: SIM115  (handed to the caller)
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(stream, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             stream.close()
             return None

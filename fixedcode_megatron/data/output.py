@@ -17,7 +17,7 @@ import numpy as np
 
 from fixedcode_megatron.data.encoding import EncodedBlock, EncodedColumn
 from fixedcode_megatron.data.engines import EngineError
-from fixedcode_megatron.data.files import flush_to_disk, write_text_whole
+from fixedcode_megatron.data.files import flush_to_disk, temporary_beside, write_text_whole
 from fixedcode_megatron.data.resumable import ResumableWriter
 from fixedcode_megatron.data.work import Position
 from fixedcode_megatron.data.workers import WorkerDied
@@ -111,6 +111,7 @@ class Output:
             writer.restore(saved)
         if state is None:
             self._state_path.unlink(missing_ok=True)
+            temporary_beside(self._state_path).unlink(missing_ok=True)
             self._rejected_partial.unlink(missing_ok=True)
             return Position()
         self.counts = Counter(state["counts"])
@@ -191,6 +192,7 @@ class Output:
         for writer in self.writers:
             writer.abort()
         self._state_path.unlink(missing_ok=True)
+        temporary_beside(self._state_path).unlink(missing_ok=True)
         self._rejected_partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Output:

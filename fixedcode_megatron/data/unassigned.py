@@ -51,7 +51,7 @@ class UnassignedCharacters:
     def __init__(self, encode: Callable[[bytes], np.ndarray], classes: str | None) -> None:
         self._encode = encode
         self._classes = classes
-        self._s: int | None = None
+        self._s: list[int] = []
         self._answers: dict[int, bool] = {}
         self._unproven: list[int] = []
 
@@ -77,10 +77,9 @@ class UnassignedCharacters:
 
     def _can_tell(self) -> bool:
         """Whether this vocabulary shows the difference."""
-        alone = self._encode(b"s")
-        self._s = int(alone[0]) if len(alone) == 1 else None
+        self._s = self._encode(b"s").tolist()
         others = [self._leaves_s_alone(_OF_CLASS[name]) for name in self._classes or ""]
         return self._leaves_s_alone(_UNASSIGNED) and not any(others)
 
     def _leaves_s_alone(self, code: int) -> bool:
-        return int(self._encode(f"{chr(code)}'s".encode())[-1]) == self._s
+        return self._encode(f"{chr(code)}'s".encode())[-1:].tolist() == self._s
