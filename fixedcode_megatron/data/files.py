@@ -39,7 +39,7 @@ def start_writing(stream: IO, offset: int) -> None:
 
 
 def temporary_beside(path: Path) -> Path:
-    """Where `write_text_whole` writes; what a killed process left there, the next one takes."""
+    """A temporary name for a file or folder; what a killed process left there, the next takes."""
     return path.with_name(f".{path.name}.partial")
 
 

@@ -110,8 +110,7 @@ class Output:
         for writer, saved in zip(self.writers, saved_writers, strict=True):
             writer.restore(saved)
         if state is None:
-            self._state_path.unlink(missing_ok=True)
-            temporary_beside(self._state_path).unlink(missing_ok=True)
+            self._forget_state()
             self._rejected_partial.unlink(missing_ok=True)
             return Position()
         self.counts = Counter(state["counts"])
@@ -185,14 +184,17 @@ class Output:
         for writer, summary in zip(self.writers, summaries, strict=True):
             write_text_whole(Path(f"{writer.prefix}.json"), json.dumps(summary, indent=1))
             writer.commit()
+        self._forget_state()
+
+    def _forget_state(self) -> None:
         self._state_path.unlink(missing_ok=True)
+        temporary_beside(self._state_path).unlink(missing_ok=True)
 
     def discard(self) -> None:
         """Remove everything that is temporary."""
         for writer in self.writers:
             writer.abort()
-        self._state_path.unlink(missing_ok=True)
-        temporary_beside(self._state_path).unlink(missing_ok=True)
+        self._forget_state()
         self._rejected_partial.unlink(missing_ok=True)
 
     def __enter__(self) -> Output:

@@ -15,7 +15,12 @@ from pathlib import Path
 from tqdm import tqdm
 
 from fixedcode_megatron.data.bpe import train_byte_level_bpe
-from fixedcode_megatron.data.files import exclusive_lock, sha256_of_file, write_text_whole
+from fixedcode_megatron.data.files import (
+    exclusive_lock,
+    sha256_of_file,
+    temporary_beside,
+    write_text_whole,
+)
 from fixedcode_megatron.data.preprocess import PreprocessOptions, preprocess
 from fixedcode_megatron.data.python_library import Document, library_documents
 from fixedcode_megatron.data.workers import available_cores
@@ -119,7 +124,7 @@ def _refuse_foreign(folder: Path) -> None:
 
 def _build(folder: Path, vocab_size: int, progress: bool) -> dict:
     """Make everything in a folder beside the final one, then rename it."""
-    work = folder.with_name(f".{folder.name}.partial")
+    work = temporary_beside(folder)
     shutil.rmtree(work, ignore_errors=True)
     (work / "tokenizer").mkdir(parents=True)
     try:

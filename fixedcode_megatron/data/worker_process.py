@@ -27,7 +27,7 @@ def main() -> None:
     import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
     from fixedcode_megatron.data.characters import tables
 
-    tables()
+    tables()  # which all workers share
     pairs: list[list[int]] = []
     try:
         with socket.socket(fileno=os.dup(0)) as control, control.makefile("rb") as stream:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from fixedcode_megatron.data.files import temporary_beside
 from fixedcode_megatron.errors import UserError
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
@@ -29,7 +30,7 @@ def atomically(target: Path) -> Iterator[Path]:
     """
     if target.exists():
         raise UserError(f"--save {target} exists already: name a new folder")
-    partial = target.with_name(f".{target.name}.partial")
+    partial = temporary_beside(target)
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:

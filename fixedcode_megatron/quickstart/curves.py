@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fixedcode_megatron.baselines import Baselines
+from fixedcode_megatron.data.files import temporary_beside
 from fixedcode_megatron.training.metrics_file import History
 
 # Three colours of Okabe and Ito's palette, told apart by all kinds of colour vision; the markers
@@ -57,7 +58,7 @@ def draw_curves(
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(title="validation loss at the end", framealpha=1, edgecolor="white")
     # Written under another name first, so that an interrupted run leaves no half picture.
-    temporary = path.with_name(f".{path.name}.partial")
+    temporary = temporary_beside(path)
     figure.savefig(temporary, dpi=150, format="png")
     pyplot.close(figure)
     temporary.rename(path)
