@@ -7,6 +7,7 @@ that no text should hold. Whether the ids are right is for `engine_check` to say
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,8 +24,13 @@ from fixedcode_megatron.data.unassigned import split_classes
 
 ENGINES = ("gigatoken", "fastokens")
 # An engine that keeps every word is built anew when its process has more memory than the first, but
-# not before it added the second. While gigatoken's cache doubles it takes 110 MB more for a moment.
+# not before it added the second.
 _PROCESS_BYTES, _CACHE_BYTES = 190 << 20, 72 << 20
+# gigatoken's table of words doubles, and for a moment both are there: four times what the doubling
+# before it added. Where that would be more than the first, beyond the memory at the start, it is
+# built anew before: when the text is the second times that of the doubling before.
+_DOUBLING_BYTES, _DOUBLING_TEXT = 170 << 20, 1.7
+_LEAST_DOUBLING = 12 << 20
 # Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.
 END, CUT = "\U0010fffe\U0010ffff", "\U0010ffff\U0010fffe"
 
@@ -60,15 +66,31 @@ class _Gigatoken(Engine):
     def _build(self) -> None:
         self._backend: Any = None  # two at a time would need twice the memory
         self._backend = self._library.Tokenizer.from_json(self._definition).backend
-        self._limit: int | None = None
+        self._start_bytes: int | None = None
+        self._read_bytes, self._most_text = 0, math.inf
         return_freed_memory()
 
     def encode(self, text: bytes) -> np.ndarray:
-        if self._limit is not None and resident_bytes() > self._limit:
+        before = resident_bytes()
+        if self._is_full(before):
             self._build()
-        if self._limit is None:  # not yet when built: workers are forked after that
-            self._limit = max(_PROCESS_BYTES, resident_bytes() + _CACHE_BYTES)
-        return self._backend.encode(text)  # a numpy array; the batch calls import awkward, a second
+            before = resident_bytes()
+        if self._start_bytes is None:  # not yet when built: workers are forked after that
+            self._start_bytes = before
+        ids = self._backend.encode(text)  # a numpy array; batch calls import awkward, a second
+        self._read_bytes += len(text)
+        after = resident_bytes()
+        added = after - before - ids.nbytes
+        if added > _LEAST_DOUBLING:
+            too_large = after + 4 * added > self._start_bytes + _DOUBLING_BYTES
+            self._most_text = self._read_bytes * _DOUBLING_TEXT if too_large else math.inf
+        return ids
+
+    def _is_full(self, resident: int) -> bool:
+        if self._start_bytes is None:
+            return False
+        limit = max(_PROCESS_BYTES, self._start_bytes + _CACHE_BYTES)
+        return resident > limit or self._read_bytes > self._most_text
 
 
 class _Fastokens(Engine):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from fixedcode_megatron.data.memory import return_freed_memory
 from fixedcode_megatron.data.workers import MORE_PIPES, receive, send
 
 
@@ -61,6 +62,9 @@ def main() -> None:
             workers.add(worker)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
         _close(ends)
+        function = arguments = None  # the workers have theirs
+        gc.collect()
+        return_freed_memory()
         while workers:
             worker, status = os.wait()
             workers.remove(worker)

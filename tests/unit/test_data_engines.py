@@ -311,20 +311,52 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
         FastEncoder(plan, lambda: tokenizer)
 
 
-def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch):
-    """gigatoken's cache never shrinks: the tokenizer is built anew when the process grew."""
+@pytest.mark.parametrize(
+    ("start", "growth", "rebuilt"),
+    [
+        (100, [0, *[10] * 9, 1, 0], [12]),  # over 190 in all
+        (150, [*[12] * 6, 1, 0], [8]),  # over 72 more than at the start
+        (80, [0, 40, 0, 0, 0, 0], [5]),  # the next would add 80 beside 80: 200 over the start
+        (80, [0, 0, 0, 40, 0, 0, 0, 0], [8]),  # that comes after twice the text
+        (80, [0, 30, 0, 0, 0, 0, 0], []),  # 150 over the start
+        (80, [0, 40, 0, 13, 0, 0, 0, 0], []),  # a later one, of less
+    ],
+)
+def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch, start, growth, rebuilt):
+    """gigatoken's cache never shrinks: the tokenizer is built anew when the process grew.
+
+    Parameters
+    ----------
+    start, growth
+        Megabytes of the process with an empty cache, and what each of equal texts adds.
+    rebuilt
+        Before which texts, counted from 1.
+    """
     tokenizer = make(tmp_path / "t", digits=False)
     encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
-    inner = encoder._engine
-    large, cache = engines._PROCESS_BYTES, engines._CACHE_BYTES
-    sizes = iter([100, large, large + 1, large + 2, large + 2 + cache])
-    monkeypatch.setattr(engines, "resident_bytes", lambda: next(sizes))
-    built = []
-    build = inner._build
-    monkeypatch.setattr(inner, "_build", lambda: (built.append(1), build()))
-    for number in (0, 0, 1, 1):
-        encode(encoder, ["the fox"])
-        assert len(built) == number
+    expected = tokenizer.encode_batch(["the fox"])
+    engine, memory, texts, found = encoder._engine, start, 0, []
+
+    class Growing:
+        def encode(self, text, encode=engine._backend.encode):
+            nonlocal memory, texts
+            memory += growth[texts]
+            texts += 1
+            return encode(text)
+
+    def build():
+        nonlocal memory
+        found.append(texts + 1)
+        memory = start
+        real_build()
+        engine._backend = Growing()
+
+    real_build, engine._backend = engine._build, Growing()
+    monkeypatch.setattr(engine, "_build", build)
+    monkeypatch.setattr(engines, "resident_bytes", lambda: memory << 20)
+    while texts < len(growth):
+        assert encode(encoder, ["the fox"])[0].tolist() == expected[0]
+    assert found == rebuilt
 
 
 def test_definition_is_whole_json(tmp_path):
