@@ -27,10 +27,10 @@ ENGINES = ("gigatoken", "fastokens")
 # not before it added the second.
 _PROCESS_BYTES, _CACHE_BYTES = 190 << 20, 72 << 20
 # gigatoken's table of words doubles, and for a moment both are there: four times what the doubling
-# before it added. Where that would be more than the first, beyond the memory at the start, it is
-# built anew before: when the text is the second times that of the doubling before.
-_DOUBLING_BYTES, _DOUBLING_TEXT = 170 << 20, 1.7
-_LEAST_DOUBLING = 12 << 20
+# before added, after about twice the text. Where that would take more memory than this beyond the
+# memory at the start, the engine is built anew before.
+_DOUBLING_BYTES = 170 << 20
+_LEAST_DOUBLING = 12 << 20  # what a call adds without one is less
 # Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.
 END, CUT = "\U0010fffe\U0010ffff", "\U0010ffff\U0010fffe"
 
@@ -67,7 +67,8 @@ class _Gigatoken(Engine):
         self._backend: Any = None  # two at a time would need twice the memory
         self._backend = self._library.Tokenizer.from_json(self._definition).backend
         self._start_bytes: int | None = None
-        self._read_bytes, self._most_text = 0, math.inf
+        self._text_bytes = self._doubled_at = 0
+        self._most_text = math.inf
         return_freed_memory()
 
     def encode(self, text: bytes) -> np.ndarray:
@@ -78,19 +79,22 @@ class _Gigatoken(Engine):
         if self._start_bytes is None:  # not yet when built: workers are forked after that
             self._start_bytes = before
         ids = self._backend.encode(text)  # a numpy array; batch calls import awkward, a second
-        self._read_bytes += len(text)
+        self._text_bytes += len(text)
         after = resident_bytes()
         added = after - before - ids.nbytes
         if added > _LEAST_DOUBLING:
+            # Twice the text in all; twice that since the doubling before, if the text has changed.
+            soon = min(0.7 * self._text_bytes, 1.3 * (self._text_bytes - self._doubled_at))
             too_large = after + 4 * added > self._start_bytes + _DOUBLING_BYTES
-            self._most_text = self._read_bytes * _DOUBLING_TEXT if too_large else math.inf
+            self._most_text = self._text_bytes + soon if too_large else math.inf
+            self._doubled_at = self._text_bytes
         return ids
 
     def _is_full(self, resident: int) -> bool:
         if self._start_bytes is None:
             return False
         limit = max(_PROCESS_BYTES, self._start_bytes + _CACHE_BYTES)
-        return resident > limit or self._read_bytes > self._most_text
+        return resident > limit or self._text_bytes > self._most_text
 
 
 class _Fastokens(Engine):
