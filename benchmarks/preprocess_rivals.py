@@ -9,16 +9,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import pickle
 import sys
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-_STARTED = time.monotonic()
-_tokenizer = None
-_encoder = None
+_tokenizer: Any = None
 _start_cpu = 0.0
 
 
@@ -73,82 +73,88 @@ def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
     return {"tokens": tokens}
 
 
-def _build_engine(folder: str) -> None:
-    global _encoder, _start_cpu
-    from fixedcode_megatron.data import engines
-    from fixedcode_megatron.data.engine_check import candidates
-    from fixedcode_megatron.data.fast_encoder import FastEncoder
-    from fixedcode_megatron.data.tokenizers import build_tokenizer
+def _prepare(folder: str, lines: str) -> tuple[bytes, list[list[list[bytes]]]]:
+    """What the library gets: its tokenizer, and of each megabyte the documents, UTF-8, in pieces.
 
-    tokenizer = build_tokenizer("HuggingFaceTokenizer", folder)
-    plan = candidates(tokenizer, "auto")[0]
-    assert plan is not None, "no engine does this tokenizer"
-    engines._PROCESS_BYTES = 1 << 40  # the library's own cache has no bound
-    _encoder = FastEncoder(plan, lambda: tokenizer)
-    _start_cpu = time.process_time()
-
-
-def _encode_share(share: tuple[str, int, int]) -> tuple[int, float, float, float, float]:
-    """Encode every n-th 200 documents, read and parsed beforehand; only encoding is timed.
-
-    Returns tokens, begin and end, CPU seconds of encoding, CPU seconds of this process's start.
+    A document is cut where the library's splitting would not be the tokenizer's.
     """
-    lines, index, count = share
-    blocks, held = [], []
-    with open(lines, "rb") as source:
-        for number, line in enumerate(source):
-            if number // 200 % count == index:
-                held.append(json.loads(line)["text"])
-            if len(held) == 200:
-                blocks.append(held)
-                held = []
-    blocks.append(held)
-    assert _encoder is not None
-    begin, processor = time.monotonic(), time.process_time()
-    tokens = 0
-    for block in blocks:
-        tokens += len(_encoder.encode_marked(block)[0])
-    busy = time.process_time() - processor
-    return tokens, begin, time.monotonic(), busy, _start_cpu
-
-
-def engine(folder: str, lines: str, workers: int, output: str) -> dict:
-    """The engine alone, first pass, one process per worker, nothing read or written meanwhile."""
-    context = multiprocessing.get_context("spawn")
-    with context.Pool(workers, _build_engine, (folder,)) as processes:
-        processes.map(abs, range(workers))
-        ready, started = time.monotonic() - _STARTED, time.process_time()
-        shares = [(lines, index, workers) for index in range(workers)]
-        results = processes.map(_encode_share, shares, chunksize=1)
-    seconds = max(r[2] for r in results) - min(r[1] for r in results)
-    busy = sum(result[3] for result in results)
-    tokens = sum(result[0] for result in results)
-    return {
-        "tokens": tokens,
-        "seconds": seconds,
-        "cpu_seconds": busy,
-        "start_seconds": ready,
-        "start_cpu_seconds": started + sum(result[4] for result in results),
-    }
-
-
-def threads(folder: str, lines: str, workers: int, output: str) -> dict:
-    """The engine's own threads in one process: its batch call on text in memory, first pass."""
-    os.environ["RAYON_NUM_THREADS"] = str(workers)
-    import gigatoken
-
     from fixedcode_megatron.data.digits import find_cuts
     from fixedcode_megatron.data.engines import plan_engine
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
+
+    def pieces(text: bytes) -> list[bytes]:
+        cuts = find_cuts(text)[0].tolist() if plan.cut_digits else []
+        return [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
+
+    blocks = []
     with open(lines, "rb") as source:
-        texts = [json.loads(line)["text"] for line in source]
-    pieces = []
-    for data in (text.encode() for text in texts):
-        bounds = [0, *(find_cuts(data)[0].tolist() if plan.cut_digits else ()), len(data)]
-        pieces += [data[first:last] for first, last in pairwise(bounds)]
-    inner = gigatoken.Tokenizer.from_json(plan.definition.decode())
+        while block := source.readlines(1 << 20):
+            blocks.append([pieces(json.loads(line)["text"].encode()) for line in block])
+    return plan.definition, blocks
+
+
+def _load_engine(definition: bytes) -> None:
+    global _tokenizer, _start_cpu
+    import gigatoken
+
+    _tokenizer = gigatoken.Tokenizer.from_json(definition)
+    _start_cpu = time.process_time()
+
+
+def _encode_share(path: str) -> tuple[int, float, float, float, float]:
+    """Encode blocks of text that were prepared; only encoding is timed.
+
+    Returns tokens, begin and end, CPU seconds of encoding, CPU seconds of this process's start.
+    """
+    blocks = pickle.loads(Path(path).read_bytes())
+    assert _tokenizer is not None
+    backend, tokens = _tokenizer.backend, 0
+    begin, processor = time.monotonic(), time.process_time()
+    for block in blocks:
+        tokens += len(backend.encode(block))
+    return tokens, begin, time.monotonic(), time.process_time() - processor, _start_cpu
+
+
+def engine(folder: str, lines: str, workers: int, output: str) -> dict:
+    """The library alone, first pass, one process per worker, UTF-8 in memory, nothing written.
+
+    Its start is that of the interpreters, which import the library and load the tokenizer.
+    """
+    from fixedcode_megatron.data.engines import CUT, END
+
+    definition, blocks = _prepare(folder, lines)
+    end, cut = END.encode(), CUT.encode()
+    texts = [end.join([*map(cut.join, block), b""]) for block in blocks]
+    paths = [f"{output}.{index}" for index in range(workers)]
+    for index, path in enumerate(paths):
+        Path(path).write_bytes(pickle.dumps(texts[index::workers]))
+    started = time.monotonic()
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(workers, _load_engine, (definition,)) as processes:
+        processes.map(abs, range(workers), chunksize=1)
+        ready = time.monotonic() - started
+        results = processes.map(_encode_share, paths, chunksize=1)
+    for path in paths:
+        Path(path).unlink()
+    return {
+        "tokens": sum(result[0] for result in results) - sum(text.count(cut) for text in texts),
+        "seconds": max(r[2] for r in results) - min(r[1] for r in results),
+        "cpu_seconds": sum(result[3] for result in results),
+        "start_seconds": ready,
+        "start_cpu_seconds": sum(result[4] for result in results),
+    }
+
+
+def threads(folder: str, lines: str, workers: int, output: str) -> dict:
+    """The library's own threads in one process: its batch call on text in memory, first pass."""
+    os.environ["RAYON_NUM_THREADS"] = str(workers)
+    import gigatoken
+
+    definition, blocks = _prepare(folder, lines)
+    pieces = [piece for block in blocks for document in block for piece in document]
+    inner = gigatoken.Tokenizer.from_json(definition)
     inner.encode_batch([b"a"])  # imports what it needs
     begin, processor = time.monotonic(), time.process_time()
     tokens = 0
@@ -169,11 +175,7 @@ def files(folder: str, lines: str, workers: int, output: str) -> dict:
     try:
         inner = gigatoken.Tokenizer.from_json(source)
     except RuntimeError:  # a vocabulary that lacks bytes: as our tool hands it to the engine
-        from fixedcode_megatron.data.engines import plan_engine
-        from fixedcode_megatron.data.tokenizers import build_tokenizer
-
-        plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
-        inner = gigatoken.Tokenizer.from_json(plan.definition)
+        inner = gigatoken.Tokenizer.from_json(_prepare(folder, os.devnull)[0])
     return {"tokens": len(inner.encode_files(lines).layout.content)}
 
 

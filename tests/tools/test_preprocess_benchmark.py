@@ -1,4 +1,4 @@
-"""benchmarks/preprocess.py runs, and all contenders count the same tokens."""
+"""benchmarks/preprocess.py runs, and all contenders count their tokens."""
 
 import csv
 import subprocess
@@ -22,10 +22,10 @@ def test_small_run(tmp_path):
     }  # fmt: skip
     for tokenizer in ("gpt2-style", "smollm2-style"):
         counts = {
-            row["tokens"]
-            for row in rows
-            if row["tokenizer"] == tokenizer
-            and row["contender"] not in ("threads", "files")  # without EOD
+            row["contender"]: int(row["tokens"]) for row in rows if row["tokenizer"] == tokenizer
         }
-        assert len(counts) == 1 and int(counts.pop()) > 100_000
+        assert counts["ours"] == counts["pool"] == counts["encode_batch"] > 100_000
+        alone = {name: counts[name] / counts["ours"] for name in ("engine", "threads", "files")}
+        # The library's Unicode is newer, it splits at digits otherwise, and adds no end to a text.
+        assert all(0.98 < ratio < 1.02 for ratio in alone.values()), alone
     assert "ours / pool" in done.stdout
