@@ -9,13 +9,13 @@ Without --tokenizer two are trained on the text: a GPT-2-style BPE of 50,257 ids
 one (digits apart) of 49,152. Rivals that take minutes see the first --slow-size megabytes only;
 their rate does not depend on the size. Repeats are interleaved; the CSV holds each of them, the
 printed ratios use medians. CPU seconds count all processes and are steadier than wall seconds on a
-busy machine. `engine` is the library alone, first pass, one process per worker, by the call that our
-tool uses, on UTF-8 that lies in memory; its start (interpreters, the library, the tokenizer) is not
-in its seconds but in start_seconds, and the ratio is printed with it and without it: ours is a whole
-command, start, reading, parsing, proof and writing included. `threads` is the library in one
-process, by its own batch call and threads, without its start. `files` is the library as a command: a
-process that reads the same file by the library's own reader and threads; it writes nothing. What the
-library cannot split as the tokenizer does is cut for it beforehand, but for `files`.
+busy machine. `engine` is the library alone, first pass, one process per worker, by the call that
+our tool uses, on UTF-8 that lies in memory; its start (interpreters, the library, the tokenizer) is
+not in its seconds but in start_seconds, and the ratio is printed with it and without it: ours is a
+whole command, start, reading, parsing, proof and writing included. `threads` is the library in one
+process, by its own batch call and threads, without its start. `files` is the library as a command:
+a process that reads the same file by the library's own reader and threads; it writes nothing. What
+the library cannot split as the tokenizer does is cut for it beforehand, but for `files`.
 """
 
 from __future__ import annotations

@@ -39,23 +39,36 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
     return classes, pairs
 
 
-def find_characters(data: np.ndarray, kinds: int) -> tuple[np.ndarray, ...]:
-    """Characters outside ASCII of `kinds`, or that begin as one: places, classes, widths, codes."""
-    leads = np.flatnonzero(data >= 0xC2)
-    if len(leads) == 0:
-        return leads, leads, leads, leads
+def find_characters(
+    data: np.ndarray, kinds: int, places: np.ndarray | None = None
+) -> tuple[np.ndarray, ...]:
+    """Characters outside ASCII of `kinds`, or that begin as one: places, classes, widths, codes.
+
+    Parameters
+    ----------
+    data
+        UTF-8, uint8 [n].
+    places
+        Where to look, int64; None looks everywhere.
+    """
     classes, pairs = tables()
-    hits = leads[pairs[(data[leads].astype(np.uint16) << 8) | data[leads + 1]] & kinds > 0]
-    codes, widths = _characters(data, hits)
-    return hits, classes[codes], widths, codes
+    if places is None:
+        leads = np.flatnonzero(data >= 0xC2)
+        begins = (data[leads].astype(np.uint16) << 8) | data[leads + 1]
+        places = leads[pairs[begins] & kinds > 0]
+    if len(places) == 0:
+        return places, places, places, places
+    codes, widths = _characters(data, places)
+    return places, classes[codes], widths, codes
 
 
-def find_unknown(text: bytes) -> tuple[np.ndarray, np.ndarray]:
+def find_unknown(text: bytes, places: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Offsets and code points, int64, of the characters that this Python's Unicode tables lack.
 
     Where the tables of an engine are newer than those of HF tokenizers, they split differently.
+    `places` is where they may be, if that is known.
     """
-    places, kinds, _, codes = find_characters(np.frombuffer(text, np.uint8), UNKNOWN)
+    places, kinds, _, codes = find_characters(np.frombuffer(text, np.uint8), UNKNOWN, places)
     unknown = kinds == UNKNOWN
     return places[unknown], codes[unknown]
 

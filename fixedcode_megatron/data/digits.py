@@ -36,11 +36,14 @@ def is_digits_then_gpt2(tree: dict) -> bool:
     return not any(map(re.compile("[0-9]").search, merges))
 
 
-def find_cuts(text: bytes) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
+def find_cuts(
+    text: bytes, places: np.ndarray | None = None
+) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     """Where to cut UTF-8 text so that GPT-2's splitting of the pieces is digits-first splitting.
 
     A cut before a digit is never wrong. It is needed after two white spaces, and made after every
-    character outside ASCII, which may be one.
+    character outside ASCII, which may be one. `places` is where numeric and unknown characters may
+    be, if that is known.
 
     Returns
     -------
@@ -53,7 +56,7 @@ def find_cuts(text: bytes) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
     digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
     last, before = data[digits - 1], data[digits - 2]
     cuts = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
-    places, kinds, widths, codes = find_characters(data, NUMERIC | UNKNOWN)
+    places, kinds, widths, codes = find_characters(data, NUMERIC | UNKNOWN, places)
     numeric = kinds == NUMERIC
     if numeric.any():
         starts = places[numeric]

@@ -59,16 +59,8 @@ class Records:
             column.append(text)
 
 
-def parse_lines(data: bytes, keys: Sequence[str], *, first: bool = False) -> Records:
-    """Read whole JSON lines; only the last one may lack its newline.
-
-    Parameters
-    ----------
-    first
-        Whether `data` begins a file, where a byte order mark may stand.
-    """
-    if first and data.startswith(BOM):
-        data = data[len(BOM) :]
+def parse_lines(data: bytes, keys: Sequence[str]) -> Records:
+    """Read whole JSON lines; only the last one may lack its newline."""
     lines = _split(data)
     try:  # the usual case at the speed of the parser
         parsed = [orjson.loads(line) for line in lines]

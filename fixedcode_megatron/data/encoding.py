@@ -14,13 +14,15 @@ from fixedcode_megatron.data.documents import Rejected
 from fixedcode_megatron.data.engine_check import Sample
 from fixedcode_megatron.data.engines import EnginePlan
 from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds
+from fixedcode_megatron.data.json_lines import JsonLinesReader
+from fixedcode_megatron.data.marked_text import MarkedText
 from fixedcode_megatron.data.sentences import make_splitter
-from fixedcode_megatron.data.sources import Payload
+from fixedcode_megatron.data.sources import JsonLines, Payload
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
-_SPOT_BLOCKS, _SPOT_CHARACTERS = 4, 512  # so much of so many blocks is compared
+_SPOT_BLOCKS, _SPOT_BYTES = 4, 512  # so much of so many blocks is compared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +118,21 @@ class BlockEncoder:
             self._split = make_splitter(
                 spec.splitter, spec.language, keep_newlines=spec.keep_newlines
             )
+        self._reader = None
+        if self._fast and len(spec.keys) == 1 and not spec.splitter:
+            self._reader = JsonLinesReader(spec.keys[0], self._fast.kinds)
+        self._last = MarkedText.of([])
         self._blocks = 0
 
     def __call__(self, payload: Payload) -> EncodedBlock:
         if isinstance(payload, Sample):
             assert self._fast is not None
             return EncodedBlock([], own=self._fast.encode_alone(payload.texts))
+        if (text := self._read_plain(payload)) is not None:
+            column = self._encode_marked(text)
+            counts = Counter(empty=self._drop_empty([column]))
+            self._end_documents([column])
+            return EncodedBlock([column], [], +counts, len(text), self._spot_check())
         records = payload.read(self._spec.keys)
         rejected = [r for r in records.rejected if r.kind != "blank"]  # a blank line is no mistake
         if rejected and self._spec.stop:
@@ -129,12 +140,14 @@ class BlockEncoder:
         counts = Counter(r.kind for r in records.rejected)
         columns = [self._encode(texts) for texts in records.columns]
         counts["empty"] = self._drop_empty(columns)
-        if self._spec.eod is not None:
-            for column in columns:
-                if not column.ended:
-                    _append(column, self._spec.eod)
-        own = self._spot_check(records.columns)
-        return EncodedBlock(columns, rejected, +counts, records.lines, own)
+        self._end_documents(columns)
+        return EncodedBlock(columns, rejected, +counts, records.lines, self._spot_check())
+
+    def _read_plain(self, payload: Payload) -> MarkedText | None:
+        """The documents of JSON lines, if nothing is unusual about them."""
+        if self._reader is None or not isinstance(payload, JsonLines):
+            return None
+        return self._reader.read(payload.load())
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
         sequences = None
@@ -145,13 +158,25 @@ class BlockEncoder:
         if self._fast is None:
             ids, lengths = self._encode_slowly(texts)
         else:
-            ids, ends = self._fast.encode_marked(texts)
-            lengths = np.diff(ends, prepend=-1)
-            if self._spec.eod is not None and sequences is None and (lengths > 1).all():
-                ids = ids.astype(self._spec.dtype)
-                ids[ends] = self._spec.eod
-                return EncodedColumn(ids, lengths.astype(np.int32), ended=True)
-            ids, lengths = np.delete(ids, ends), lengths - 1
+            return self._encode_marked(MarkedText.of(texts), sequences)
+        return self._column(ids, lengths, sequences)
+
+    def _encode_marked(
+        self, text: MarkedText, sequences: np.ndarray | None = None
+    ) -> EncodedColumn:
+        assert self._fast is not None
+        self._last = text
+        ids, ends = self._fast.encode_marked(text)
+        lengths = np.diff(ends, prepend=-1)
+        if self._spec.eod is not None and sequences is None and (lengths > 1).all():
+            ids = ids.astype(self._spec.dtype)
+            ids[ends] = self._spec.eod
+            return EncodedColumn(ids, lengths.astype(np.int32), ended=True)
+        return self._column(np.delete(ids, ends), lengths - 1, sequences)
+
+    def _column(
+        self, ids: np.ndarray, lengths: np.ndarray, sequences: np.ndarray | None
+    ) -> EncodedColumn:
         column = EncodedColumn(ids.astype(self._spec.dtype), lengths.astype(np.int32), sequences)
         if sequences is not None:  # a sentence without a token is no sequence
             documents = np.repeat(np.arange(len(sequences)), sequences)
@@ -175,8 +200,13 @@ class BlockEncoder:
             raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
         return ids, np.concatenate([part[1] for part in parts])
 
-    def _spot_check(self, columns: list[list[str]]) -> OwnIds | None:
-        """Now and then a piece of one document, from a place that is always another.
+    def _end_documents(self, columns: list[EncodedColumn]) -> None:
+        for column in columns:
+            if self._spec.eod is not None and not column.ended:
+                _append(column, self._spec.eod)
+
+    def _spot_check(self) -> OwnIds | None:
+        """Now and then a piece of one document.
 
         And what the engine said for itself about characters that the tables lack.
         """
@@ -185,12 +215,7 @@ class BlockEncoder:
         pieces = self._fast.proofs()
         self._blocks += 1
         if self._blocks % _SPOT_BLOCKS == 1:
-            texts = [text for column in columns for text in column]
-            place = sum(map(len, texts))
-            if place:
-                text = texts[place % len(texts)]
-                begin = place % max(1, len(text) - _SPOT_CHARACTERS)
-                pieces.append(text[begin : begin + _SPOT_CHARACTERS])
+            pieces.append(self._last.piece(_SPOT_BYTES))
         return self._fast.encode_alone(pieces) if pieces else None
 
     @staticmethod

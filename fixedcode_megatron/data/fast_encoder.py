@@ -9,23 +9,19 @@ from itertools import pairwise
 
 import numpy as np
 
-from fixedcode_megatron.data.characters import find_unknown
+from fixedcode_megatron.data.characters import NUMERIC, UNKNOWN, find_unknown
 from fixedcode_megatron.data.digits import find_cuts
 from fixedcode_megatron.data.engines import (
     CUT,
-    END,
     EngineMismatch,
     EnginePlan,
     build_engine,
 )
+from fixedcode_megatron.data.marked_text import MarkedText
 from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.data.unassigned import UnassignedCharacters
 
-_END_BYTES, _CUT_BYTES = END.encode(), CUT.encode()
-# Both characters of the markers begin with this byte. One alone in a text can already be taken for
-# a part of the marker beside it. A single byte is searched for many times faster than several, and
-# the few texts with another character of Unicode's last plane lose nothing but time.
-_MARKER_START = END[0].encode()[:1]
+_CUT_BYTES = CUT.encode()
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,12 @@ class FastEncoder:
         self._unassigned = UnassignedCharacters(self._encode, plan.classes)
         self.tokenizer = functools.cache(tokenizer)
 
-    def encode_marked(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    @property
+    def kinds(self) -> int:
+        """Of the characters that are looked for in each text."""
+        return NUMERIC | UNKNOWN if self._cut_digits else UNKNOWN
+
+    def encode_marked(self, text: MarkedText) -> tuple[np.ndarray, np.ndarray]:
         """Ids of all documents, each with one more behind it: where an end-of-document id may go.
 
         Returns
@@ -80,14 +81,14 @@ class FastEncoder:
         ids
             uint32 [n].
         ends
-            Where those additional ids are, int64 [texts].
+            Where those additional ids are, int64 [documents].
         """
-        ids, ends, slow = self._encode_all(texts)
-        return self._replace(ids, ends, texts, slow) if slow else (ids, ends)
+        ids, ends, slow = self._encode_all(text)
+        return self._replace(ids, ends, text, slow) if slow else (ids, ends)
 
     def encode_alone(self, texts: Sequence[str]) -> OwnIds:
         """Leave out the texts for which HF tokenizers would be asked."""
-        ids, ends, slow = self._encode_all(texts)
+        ids, ends, slow = self._encode_all(MarkedText.of(texts))
         done = [i for i in range(len(texts)) if i not in slow]
         pieces = np.split(ids, ends[:-1] + 1)
         return OwnIds([texts[i] for i in done], [pieces[i][:-1] for i in done])
@@ -96,38 +97,33 @@ class FastEncoder:
         """Texts of the characters first seen since the last call: see `UnassignedCharacters`."""
         return self._unassigned.proofs()
 
-    def _encode_all(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray, set[int]]:
+    def _encode_all(self, text: MarkedText) -> tuple[np.ndarray, np.ndarray, set[int]]:
         """As `encode_marked`, with wrong ids for some documents, and which ones these are."""
-        data = [text.encode() for text in texts]
-        with_marker = {i for i, one in enumerate(data) if _MARKER_START in one}
-        for i in with_marker:
-            data[i] = b""
-        ids, ends, slow = self._run(data)
-        if len(ends) != len(texts):
+        ids, ends, slow = self._run(text)
+        if len(ends) != len(text):
             raise EngineMismatch("it lost the end of a document")
-        return ids, ends, slow | with_marker
+        return ids, ends, slow.union(text.left_out)
 
-    def _run(self, data: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, set[int]]:
+    def _run(self, text: MarkedText) -> tuple[np.ndarray, np.ndarray, set[int]]:
         """Ids with an end after each document, the places of the ends, documents to do again.
 
         The ends are none if the markers did not come out as they went in.
         """
-        joined = _END_BYTES.join([*data, b""])
+        data = text.data
         slow: set[int] = set()
         num_cuts = 0
         if self._cut_digits:
-            cuts, (unknown, codes) = find_cuts(joined)
+            cuts, (unknown, codes) = find_cuts(data, text.places)
             num_cuts = len(cuts)
         else:
-            unknown, codes = find_unknown(joined)
+            unknown, codes = find_unknown(data, text.places)
         if len(unknown):
             unknown = unknown[~self._unassigned.find(codes)]
-            bounds = np.cumsum([len(one) + len(_END_BYTES) for one in data])
-            slow.update(np.searchsorted(bounds, unknown, side="right").tolist())
+            slow.update(np.searchsorted(text.bounds, unknown, side="right").tolist())
         if num_cuts:
-            around = pairwise([0, *cuts.tolist(), len(joined)])
-            joined = _CUT_BYTES.join([joined[begin:end] for begin, end in around])
-        ids = self._encode(joined)
+            around = pairwise([0, *cuts.tolist(), len(data)])
+            data = _CUT_BYTES.join([data[begin:end] for begin, end in around])
+        ids = self._encode(data)
         marks = np.flatnonzero(ids >= self._first_missing)
         found = ids[marks]
         if num_cuts:
@@ -152,11 +148,11 @@ class FastEncoder:
             raise EngineMismatch(f"it failed on a document ({error})") from error
 
     def _replace(
-        self, ids: np.ndarray, ends: np.ndarray, texts: Sequence[str], slow: set[int]
+        self, ids: np.ndarray, ends: np.ndarray, text: MarkedText, slow: set[int]
     ) -> tuple[np.ndarray, np.ndarray]:
         """Put HF tokenizers' ids in the place of those of the `slow` documents."""
         chosen = sorted(slow)
-        encoded = self.tokenizer().encode_batch([texts[i] for i in chosen])
+        encoded = self.tokenizer().encode_batch([text.text(i) for i in chosen])
         pieces = np.split(ids, ends[:-1] + 1)
         lengths = np.diff(ends, prepend=-1)
         for i, replacement in zip(chosen, encoded, strict=True):

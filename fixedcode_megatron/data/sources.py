@@ -8,12 +8,19 @@ interrupted run continues at the offset after the last item that was written.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from fixedcode_megatron.data.documents import Records, Rejected, parse_lines, read_text_file
+from fixedcode_megatron.data.documents import (
+    BOM,
+    Records,
+    Rejected,
+    parse_lines,
+    read_text_file,
+)
 from fixedcode_megatron.data.streams import chunks
 from fixedcode_megatron.errors import UserError
 
@@ -61,31 +68,42 @@ def rejection(item: Item, lines_before: int, rejected: Rejected) -> UserError:
     )
 
 
+class JsonLines(ABC):
+    """Whole JSON lines."""
+
+    @abstractmethod
+    def load(self) -> bytes:
+        """The lines, without the byte order mark that a file may begin with."""
+
+    def read(self, keys: Sequence[str]) -> Records:
+        return parse_lines(self.load(), keys)
+
+
 @dataclass(frozen=True)
-class LineRange:
+class LineRange(JsonLines):
     """Whole lines of a plain file, by place: the worker reads them itself."""
 
     path: str
     offset: int
     size: int
 
-    def read(self, keys: Sequence[str]) -> Records:
+    def load(self) -> bytes:
         with open(self.path, "rb", buffering=0) as stream:
             data = os.pread(stream.fileno(), self.size, self.offset)
         if len(data) != self.size:
             raise UserError(f"{self.path} became shorter while it was read: run again")
-        return parse_lines(data, keys, first=self.offset == 0)
+        return data if self.offset else data.removeprefix(BOM)
 
 
 @dataclass(frozen=True)
-class Lines:
+class Lines(JsonLines):
     """Whole lines, by value."""
 
     data: bytes
     first: bool
 
-    def read(self, keys: Sequence[str]) -> Records:
-        return parse_lines(self.data, keys, first=self.first)
+    def load(self) -> bytes:
+        return self.data.removeprefix(BOM) if self.first else self.data
 
 
 @dataclass(frozen=True)

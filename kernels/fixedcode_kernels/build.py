@@ -1,4 +1,4 @@
-"""Builds the C++ and CUDA sources of csrc/ on first use, into a per-user cache folder.
+"""Builds C++ and CUDA sources on first use, into a per-user cache folder. Needs no torch.
 
 A library's name holds a hash of the sources, the command, the compiler and (for code tuned to this
 machine) the CPU, and a hash of its own bytes: loading half a file can kill the process, so a file
@@ -119,7 +119,12 @@ def _cpu_identity() -> str:
 
 
 def build_library(
-    name: str, compiler: str, steps: Sequence[Sequence[str]], *, native: bool = False
+    name: str,
+    compiler: str,
+    steps: Sequence[Sequence[str]],
+    *,
+    native: bool = False,
+    sources: Path = SOURCES,
 ) -> Path:
     """Run the compiler `steps` unless their result is in the cache; return the library's path.
 
@@ -131,9 +136,11 @@ def build_library(
         Path of the compiler that runs every step.
     steps : sequence of argument lists
         ``{out}`` stands for the library, ``{object}`` for an intermediate file, ``{src}`` for
-        csrc/.
+        `sources`.
     native : bool
         The code is tuned to this CPU, so the CPU is part of the key.
+    sources : Path
+        The folder of the sources, all of which are part of the key.
 
     Raises
     ------
@@ -143,16 +150,16 @@ def build_library(
     digest = hashlib.sha256(repr((compiler, [list(step) for step in steps])).encode())
     digest.update(_compiler_version(compiler).encode())
     digest.update((platform.machine() + (_cpu_identity() if native else "")).encode())
-    for source in sorted(path for path in SOURCES.iterdir() if path.is_file()):
+    for source in sorted(path for path in sources.iterdir() if path.is_file()):
         digest.update(source.name.encode() + source.read_bytes())
     stem = f"{name}-{digest.hexdigest()[:20]}"
-    return _find_built(stem) or _run_steps(stem, compiler, steps)
+    return _find_built(stem) or _run_steps(stem, compiler, steps, sources)
 
 
-def _run_steps(stem: str, compiler: str, steps: Sequence[Sequence[str]]) -> Path:
+def _run_steps(stem: str, compiler: str, steps: Sequence[Sequence[str]], sources: Path) -> Path:
     with tempfile.TemporaryDirectory(dir=cache_folder(), prefix="build-") as folder:
         built = Path(folder) / "library.so"
-        places = {"out": built, "object": Path(folder) / "object.o", "src": SOURCES}
+        places = {"out": built, "object": Path(folder) / "object.o", "src": sources}
         for step in steps:
             _run([compiler, *(part.format(**places) for part in step)], _TIMEOUT_SECONDS)
         library = cache_folder() / f"{stem}-{_content_hash(built)}.so"

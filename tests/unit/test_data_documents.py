@@ -3,6 +3,7 @@
 import pytest
 
 from fixedcode_megatron.data.documents import Rejected, parse_lines, parse_rows
+from fixedcode_megatron.data.sources import Lines
 
 
 @pytest.mark.parametrize(
@@ -50,8 +51,8 @@ def test_a_record_counts_under_all_keys_or_none():
 
 def test_byte_order_mark_only_at_the_beginning_of_a_file():
     data = b'\xef\xbb\xbf{"text": "a"}\n'
-    assert parse_lines(data, ["text"], first=True).columns == [["a"]]
-    assert parse_lines(data, ["text"]).rejected[0].kind == "malformed"
+    assert Lines(data, first=True).read(["text"]).columns == [["a"]]
+    assert Lines(data, first=False).read(["text"]).rejected[0].kind == "malformed"
 
 
 def test_rows():

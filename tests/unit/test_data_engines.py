@@ -24,6 +24,7 @@ from fixedcode_megatron.data.engines import (
     plan_engine,
 )
 from fixedcode_megatron.data.fast_encoder import FastEncoder
+from fixedcode_megatron.data.marked_text import MarkedText
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.data.unassigned import split_classes
 from fixedcode_megatron.errors import UserError
@@ -68,7 +69,7 @@ def adversarial(count):
 
 def encode(encoder, texts):
     """Ids of each text."""
-    ids, ends = encoder.encode_marked(texts)
+    ids, ends = encoder.encode_marked(MarkedText.of(texts))
     return [piece[:-1] for piece in np.split(ids, ends[:-1] + 1)]
 
 

@@ -1,0 +1,311 @@
+// JSON lines to UTF-8: the string under one key of each line, a marker behind each.
+//
+// Only what is certain is done here. A line with any mistake, or anything unusual, ends the call,
+// and the caller reads the block in another way, which also has the words for what is wrong.
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+using Byte = uint8_t;
+
+constexpr int kMaxDepth = 64;
+constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
+
+// The high bit of each byte that is a quote, a backslash, below a space or outside ASCII. Bits above
+// the lowest one that is set may be wrong.
+inline uint64_t special_bytes(uint64_t word) {
+  const uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
+  return ((quote - kOnes) | (backslash - kOnes) | (word - kOnes * ' ') | word) & kHighs;
+}
+
+struct Output {
+  Byte* text;
+  int64_t size;
+  const Byte* pairs;  // kinds of the characters that begin with two bytes, see `Table`
+  Byte kinds;
+  int64_t* places;  // of such characters in `text`
+  int64_t num_places, max_places;
+};
+
+int hex_digit(Byte c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  c |= 0x20;
+  return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
+}
+
+class Line {
+ public:
+  Line(const Byte* begin, const Byte* end) : p_(begin), end_(end) {}
+
+  // Reads an object to the end of the line and appends the string under `key`, the last one if there
+  // are several.
+  bool read(const Byte* key, int64_t key_size, Output& out) {
+    const int64_t size = out.size, num_places = out.num_places;
+    bool found = false;
+    skip_space();
+    if (!take('{')) return false;
+    skip_space();
+    if (take('}')) return false;
+    do {
+      skip_space();
+      const Byte* name = p_ + 1;
+      if (!skip_string()) return false;
+      const int64_t name_size = p_ - 1 - name;
+      if (memchr(name, '\\', name_size)) return false;  // may be the key, spelled otherwise
+      skip_space();
+      if (!take(':')) return false;
+      skip_space();
+      if (name_size == key_size && memcmp(name, key, key_size) == 0) {
+        out.size = size;
+        out.num_places = num_places;
+        if (!read_string<true>(out)) return false;
+        found = true;
+      } else if (!skip_value(1)) {
+        return false;
+      }
+      skip_space();
+    } while (take(','));
+    if (!found || !take('}')) return false;
+    skip_space();
+    return p_ == end_;
+  }
+
+ private:
+  bool take(Byte c) {
+    if (p_ == end_ || *p_ != c) return false;
+    ++p_;
+    return true;
+  }
+
+  bool take(const char* word, int64_t size) {
+    if (end_ - p_ < size || memcmp(p_, word, size) != 0) return false;
+    p_ += size;
+    return true;
+  }
+
+  void skip_space() {
+    while (p_ != end_ && (*p_ == ' ' || *p_ == '\t' || *p_ == '\r')) ++p_;
+  }
+
+  bool skip_digits() {
+    const Byte* begin = p_;
+    while (p_ != end_ && *p_ >= '0' && *p_ <= '9') ++p_;
+    return p_ != begin;
+  }
+
+  bool skip_number() {
+    const Byte* begin = p_;
+    take('-');
+    if (!take('0') && !skip_digits()) return false;
+    if (take('.') && !skip_digits()) return false;
+    if (p_ - begin > 250) return false;  // may be infinite
+    if (take('e') || take('E')) {
+      if (!take('-')) take('+');
+      begin = p_;
+      if (!skip_digits() || p_ - begin > 2) return false;
+    }
+    return true;
+  }
+
+  bool skip_value(int depth) {
+    if (p_ == end_ || depth > kMaxDepth) return false;
+    switch (*p_) {
+      case '"': return skip_string();
+      case 't': return take("true", 4);
+      case 'f': return take("false", 5);
+      case 'n': return take("null", 4);
+      case '[': return skip_items<false>(depth);
+      case '{': return skip_items<true>(depth);
+      default: return skip_number();
+    }
+  }
+
+  template <bool kObject>
+  bool skip_items(int depth) {
+    constexpr Byte kEnd = kObject ? '}' : ']';
+    ++p_;
+    skip_space();
+    if (take(kEnd)) return true;
+    do {
+      skip_space();
+      if (kObject) {
+        if (!skip_string()) return false;
+        skip_space();
+        if (!take(':')) return false;
+        skip_space();
+      }
+      if (!skip_value(depth + 1)) return false;
+      skip_space();
+    } while (take(','));
+    return take(kEnd);
+  }
+
+  bool skip_string() {
+    Output none{};
+    return read_string<false>(none);
+  }
+
+  template <bool kKeep>
+  bool read_string(Output& out) {
+    if (!take('"')) return false;
+    Byte* o = kKeep ? out.text + out.size : nullptr;
+    while (true) {
+      while (end_ - p_ >= 8) {
+        uint64_t word;
+        memcpy(&word, p_, 8);
+        const uint64_t special = special_bytes(word);
+        if (kKeep) memcpy(o, p_, 8);
+        const int plain = special ? __builtin_ctzll(special) >> 3 : 8;
+        p_ += plain;
+        if (kKeep) o += plain;
+        if (special) break;
+      }
+      if (p_ == end_) return false;
+      const Byte c = *p_;
+      if (c == '"') {
+        ++p_;
+        if (kKeep) out.size = o - out.text;
+        return true;
+      }
+      if (c == '\\') {
+        uint32_t code;
+        if (!read_escape(&code)) return false;
+        if (kKeep && !put(code, o, out)) return false;
+      } else if (c < ' ') {
+        return false;
+      } else if (c < 0x80) {
+        if (kKeep) *o++ = c;
+        ++p_;
+      } else if (!copy_characters<kKeep>(o, out)) {
+        return false;
+      }
+    }
+  }
+
+  // Copies characters outside ASCII as long as they follow each other.
+  template <bool kKeep>
+  bool copy_characters(Byte*& o, Output& out) {
+    do {
+      const int64_t left = end_ - p_;
+      const Byte c = p_[0];
+      int width;
+      if (left < 4) return false;  // what stands behind the last string of a line is at least }
+      if (c < 0xE0) {
+        if (c < 0xC2 || !follows(p_[1])) return false;
+        width = 2;
+      } else if (c < 0xF0) {
+        if (!follows(p_[1]) || !follows(p_[2])) return false;
+        if ((c == 0xE0 && p_[1] < 0xA0) || (c == 0xED && p_[1] > 0x9F)) return false;
+        width = 3;
+      } else {
+        if (c > 0xF3 || !follows(p_[1]) || !follows(p_[2]) || !follows(p_[3])) return false;
+        if (c == 0xF0 && p_[1] < 0x90) return false;
+        width = 4;
+      }
+      if (kKeep) {
+        if (out.pairs[c << 8 | p_[1]] & out.kinds && !note(o, out)) return false;
+        memcpy(o, p_, 4);
+        o += width;
+      }
+      p_ += width;
+    } while (p_ != end_ && *p_ >= 0x80);
+    return true;
+  }
+
+  static bool follows(Byte c) { return (c & 0xC0) == 0x80; }
+
+  static bool note(const Byte* o, Output& out) {
+    if (out.num_places == out.max_places) return false;
+    out.places[out.num_places++] = o - out.text;
+    return true;
+  }
+
+  bool read_hex(uint32_t* code) {
+    if (end_ - p_ < 4) return false;
+    *code = 0;
+    for (int i = 0; i < 4; ++i) {
+      const int digit = hex_digit(*p_++);
+      if (digit < 0) return false;
+      *code = *code << 4 | digit;
+    }
+    return true;
+  }
+
+  bool read_escape(uint32_t* code) {
+    if (end_ - p_ < 2) return false;
+    const Byte c = p_[1];
+    p_ += 2;
+    switch (c) {
+      case '"': case '\\': case '/': *code = c; return true;
+      case 'b': *code = '\b'; return true;
+      case 'f': *code = '\f'; return true;
+      case 'n': *code = '\n'; return true;
+      case 'r': *code = '\r'; return true;
+      case 't': *code = '\t'; return true;
+      case 'u': break;
+      default: return false;
+    }
+    if (!read_hex(code)) return false;
+    if (*code < 0xD800 || *code > 0xDFFF) return true;
+    uint32_t low;
+    if (*code > 0xDBFF || !take("\\u", 2) || !read_hex(&low)) return false;
+    if (low < 0xDC00 || low > 0xDFFF) return false;
+    *code = 0x10000 + ((*code - 0xD800) << 10) + (low - 0xDC00);
+    return true;
+  }
+
+  static bool put(uint32_t code, Byte*& o, Output& out) {
+    if (code < 0x80) {
+      *o++ = static_cast<Byte>(code);
+      return true;
+    }
+    if (code > 0xFFFFF) return false;
+    Byte* begin = o;
+    if (code < 0x800) {
+      *o++ = static_cast<Byte>(0xC0 | code >> 6);
+    } else {
+      if (code < 0x10000) {
+        *o++ = static_cast<Byte>(0xE0 | code >> 12);
+      } else {
+        *o++ = static_cast<Byte>(0xF0 | code >> 18);
+        *o++ = static_cast<Byte>(0x80 | (code >> 12 & 0x3F));
+      }
+      *o++ = static_cast<Byte>(0x80 | (code >> 6 & 0x3F));
+    }
+    *o++ = static_cast<Byte>(0x80 | (code & 0x3F));
+    return !(out.pairs[begin[0] << 8 | begin[1]] & out.kinds) || note(begin, out);
+  }
+
+  const Byte* p_;
+  const Byte* const end_;
+};
+
+}  // namespace
+
+extern "C" {
+
+// Returns the number of documents, or -1 if a line is not plain. `text` has room for `size` + 64
+// bytes, `ends` for `size` / 8 + 2 numbers: a line is longer than the marker and what is read of it.
+int64_t json_lines_read(const Byte* data, int64_t size, const Byte* key, int64_t key_size,
+                        const Byte* marker, int64_t marker_size, const Byte* pairs, int kinds,
+                        Byte* text, int64_t* ends, int64_t* places, int64_t max_places,
+                        int64_t* num_places) {
+  Output out{text, 0, pairs, static_cast<Byte>(kinds), places, 0, max_places};
+  const Byte *p = data, *const end = data + size;
+  int64_t documents = 0;
+  while (p != end) {
+    const void* newline = memchr(p, '\n', end - p);
+    const Byte* line_end = newline ? static_cast<const Byte*>(newline) : end;
+    if (!Line(p, line_end).read(key, key_size, out)) return -1;
+    ends[documents++] = out.size;
+    memcpy(text + out.size, marker, marker_size);
+    out.size += marker_size;
+    p = newline ? line_end + 1 : end;
+  }
+  *num_places = out.num_places;
+  return documents;
+}
+
+}  // extern "C"
