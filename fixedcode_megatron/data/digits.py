@@ -9,10 +9,12 @@ and encoded piece by piece gets the same ids.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import numpy as np
 
 from fixedcode_megatron.data.characters import NUMERIC, UNKNOWN, find_characters
+from fixedcode_megatron.data.compiled import library
 
 _SPACE = np.isin(np.arange(256), list(b"\t\n\x0b\x0c\r "))
 
@@ -53,9 +55,7 @@ def find_cuts(
         As `characters.find_unknown`.
     """
     data = np.frombuffer(text, np.uint8)
-    digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
-    last, before = data[digits - 1], data[digits - 2]
-    cuts = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
+    cuts = _digit_cuts(text, data)
     places, kinds, widths, codes = find_characters(data, NUMERIC | UNKNOWN, places)
     numeric = kinds == NUMERIC
     if numeric.any():
@@ -63,3 +63,26 @@ def find_cuts(
         cuts = np.unique(np.concatenate((cuts, starts, starts + widths[numeric])))
     unknown = kinds == UNKNOWN
     return cuts, (places[unknown], codes[unknown])
+
+
+def _digit_cuts(text: bytes, data: np.ndarray) -> np.ndarray:
+    built = library()
+    if built is not None:
+        cuts = np.empty(len(text) // 2, np.int64)
+        return cuts[: built.digit_cuts(text, len(text), cuts.ctypes.data)].copy()
+    digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
+    last, before = data[digits - 1], data[digits - 2]
+    return digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
+
+
+def insert_markers(text: bytes, cuts: np.ndarray, marker: bytes) -> bytes:
+    """The text with `marker` before each of the offsets `cuts`, int64, increasing."""
+    built = library()
+    if built is None:
+        around = pairwise([0, *cuts.tolist(), len(text)])
+        return marker.join([text[begin:end] for begin, end in around])
+    marked = np.empty(len(text) + len(cuts) * len(marker), np.uint8)
+    built.insert_markers(
+        *(text, len(text), cuts.ctypes.data, len(cuts), marker, len(marker), marked.ctypes.data)
+    )
+    return marked.tobytes()

@@ -5,12 +5,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
 from fixedcode_megatron.data.characters import NUMERIC, UNKNOWN, find_unknown
-from fixedcode_megatron.data.digits import find_cuts
+from fixedcode_megatron.data.digits import find_cuts, insert_markers
 from fixedcode_megatron.data.engines import (
     CUT,
     EngineMismatch,
@@ -121,8 +120,7 @@ class FastEncoder:
             unknown = unknown[~self._unassigned.find(codes)]
             slow.update(np.searchsorted(text.bounds, unknown, side="right").tolist())
         if num_cuts:
-            around = pairwise([0, *cuts.tolist(), len(data)])
-            data = _CUT_BYTES.join([data[begin:end] for begin, end in around])
+            data = insert_markers(data, cuts, _CUT_BYTES)
         ids = self._encode(data)
         marks = np.flatnonzero(ids >= self._first_missing)
         found = ids[marks]
@@ -130,7 +128,7 @@ class FastEncoder:
             is_cut = found == self._cut
             if int(np.count_nonzero(is_cut)) != num_cuts:
                 return ids, marks[:0], slow
-            ids = np.delete(ids, marks[is_cut])
+            ids = ids[ids != self._cut]
             marks, found = (marks - np.cumsum(is_cut))[~is_cut], found[~is_cut]
         is_end = found == self._end
         ends = marks[is_end]

@@ -7,44 +7,15 @@ is for `documents.parse_lines`, which reads the same from such lines, several ti
 from __future__ import annotations
 
 import ctypes
-import functools
-import logging
-from pathlib import Path
 
 import numpy as np
 
 from fixedcode_megatron.data.characters import tables
+from fixedcode_megatron.data.compiled import library
 from fixedcode_megatron.data.marked_text import END_BYTES, MarkedText
 
-logger = logging.getLogger(__name__)
-
-_SOURCES = Path(__file__).parent / "csrc"
 _LARGEST_KEPT = 16 << 20  # buffers for longer blocks are not kept
 _PLACES = 16  # one for so many bytes: such characters are rare
-
-
-@functools.cache
-def library() -> ctypes.CDLL | None:
-    """The compiled code, built on first use; None where it cannot be."""
-    from fixedcode_kernels.build import BuildError, build_library, find_compiler
-
-    compiler = find_compiler("CXX", "g++", "clang++", "c++")
-    if compiler is None:
-        return None
-    flags = ["-O3", "-std=c++17", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti"]
-    steps = [[*flags, "{src}/json_lines.cpp", "-o", "{out}"]]
-    try:
-        built = ctypes.CDLL(str(build_library("json_lines", compiler, steps, sources=_SOURCES)))
-    except (BuildError, OSError) as error:
-        logger.debug("json_lines.cpp: %s", error)
-        return None
-    number, pointer = ctypes.c_int64, ctypes.c_void_p
-    built.json_lines_read.restype = number
-    built.json_lines_read.argtypes = (
-        *(pointer, number, ctypes.c_char_p, number, ctypes.c_char_p, number, pointer, ctypes.c_int),
-        *(pointer, pointer, pointer, number, pointer),
-    )
-    return built
 
 
 class JsonLinesReader:
@@ -69,10 +40,11 @@ class JsonLinesReader:
             return None
         if self._size < len(data):
             self._make_buffers(len(data))
+        classes, pairs = tables()
         num_places = ctypes.c_int64()
         documents = self._library.json_lines_read(
             *(data, len(data), self._key, len(self._key), END_BYTES, len(END_BYTES)),
-            *(tables()[1].ctypes.data, self._kinds, self._text.ctypes.data),
+            *(classes.ctypes.data, pairs.ctypes.data, self._kinds, self._text.ctypes.data),
             *(self._ends.ctypes.data, self._places.ctypes.data, len(self._places)),
             ctypes.byref(num_places),
         )

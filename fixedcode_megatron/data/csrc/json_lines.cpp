@@ -23,9 +23,9 @@ inline uint64_t special_bytes(uint64_t word) {
 struct Output {
   Byte* text;
   int64_t size;
-  const Byte* pairs;  // kinds of the characters that begin with two bytes, see `Table`
+  const Byte *classes, *pairs;  // of each code point; of all that begin with a pair of bytes
   Byte kinds;
-  int64_t* places;  // of such characters in `text`
+  int64_t* places;  // of the characters of these kinds
   int64_t num_places, max_places;
 };
 
@@ -205,8 +205,8 @@ class Line {
         width = 4;
       }
       if (kKeep) {
-        if (out.pairs[c << 8 | p_[1]] & out.kinds && !note(o, out)) return false;
         memcpy(o, p_, 4);
+        if (out.pairs[c << 8 | p_[1]] & out.kinds && !note(o, width, out)) return false;
         o += width;
       }
       p_ += width;
@@ -216,7 +216,10 @@ class Line {
 
   static bool follows(Byte c) { return (c & 0xC0) == 0x80; }
 
-  static bool note(const Byte* o, Output& out) {
+  static bool note(const Byte* o, int width, Output& out) {
+    uint32_t code = o[0] & (0x7F >> width);
+    for (int i = 1; i < width; ++i) code = code << 6 | (o[i] & 0x3F);
+    if (!(out.classes[code] & out.kinds)) return true;
     if (out.num_places == out.max_places) return false;
     out.places[out.num_places++] = o - out.text;
     return true;
@@ -275,7 +278,8 @@ class Line {
       *o++ = static_cast<Byte>(0x80 | (code >> 6 & 0x3F));
     }
     *o++ = static_cast<Byte>(0x80 | (code & 0x3F));
-    return !(out.pairs[begin[0] << 8 | begin[1]] & out.kinds) || note(begin, out);
+    const bool may_be = out.pairs[begin[0] << 8 | begin[1]] & out.kinds;
+    return !may_be || note(begin, static_cast<int>(o - begin), out);
   }
 
   const Byte* p_;
@@ -289,10 +293,10 @@ extern "C" {
 // Returns the number of documents, or -1 if a line is not plain. `text` has room for `size` + 64
 // bytes, `ends` for `size` / 8 + 2 numbers: a line is longer than the marker and what is read of it.
 int64_t json_lines_read(const Byte* data, int64_t size, const Byte* key, int64_t key_size,
-                        const Byte* marker, int64_t marker_size, const Byte* pairs, int kinds,
-                        Byte* text, int64_t* ends, int64_t* places, int64_t max_places,
+                        const Byte* marker, int64_t marker_size, const Byte* classes,
+                        const Byte* pairs, int kinds, Byte* text, int64_t* ends, int64_t* places, int64_t max_places,
                         int64_t* num_places) {
-  Output out{text, 0, pairs, static_cast<Byte>(kinds), places, 0, max_places};
+  Output out{text, 0, classes, pairs, static_cast<Byte>(kinds), places, 0, max_places};
   const Byte *p = data, *const end = data + size;
   int64_t documents = 0;
   while (p != end) {
