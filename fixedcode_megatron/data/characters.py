@@ -23,7 +23,8 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
         The classes, ORed, of the characters that begin with this pair of bytes, uint8 [65536].
     """
     codes = np.arange(0x80, _LAST)
-    names = "".join(map(unicodedata.category, map(chr, codes.tolist()))).encode()
+    characters = codes.astype("<u4").tobytes().decode("utf-32-le", errors="surrogatepass")
+    names = "".join(map(unicodedata.category, characters)).encode()
     first, second = np.frombuffer(names, np.uint8).reshape(-1, 2).T
     is_noncharacter = (codes & 0xFFFE == 0xFFFE) | ((codes >= 0xFDD0) & (codes <= 0xFDEF))
     classes = np.zeros(0x110000, np.uint8)
@@ -35,7 +36,7 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
         for end, lead, shift in ((0x800, 0xC0, 0), (0x10000, 0xE0, 6), (0x110000, 0xF0, 12)):
             short, some = some[some < end], some[some >= end]
             pair = (lead | (short >> (shift + 6))) << 8 | 0x80 | ((short >> shift) & 0x3F)
-            pairs[np.unique(pair)] |= kind
+            pairs[pair] |= kind
     return classes, pairs
 
 

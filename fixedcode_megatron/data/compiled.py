@@ -10,8 +10,6 @@ import functools
 import logging
 from pathlib import Path
 
-from fixedcode_kernels.build import BuildError, build_library, find_compiler
-
 logger = logging.getLogger(__name__)
 
 _SOURCES = Path(__file__).parent / "csrc"
@@ -36,6 +34,8 @@ _SIGNATURES: dict[str, tuple[type | None, tuple]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The functions of csrc/, or None where they cannot be built."""
+    from fixedcode_kernels.build import BuildError, build_library, find_compiler  # in the workers
+
     compiler = find_compiler("CXX", "g++", "clang++", "c++")
     if compiler is None:
         return None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 
+from fixedcode_megatron.data.characters import tables
+from fixedcode_megatron.data.compiled import library
 from fixedcode_megatron.data.documents import Rejected
 from fixedcode_megatron.data.engine_check import Sample
-from fixedcode_megatron.data.engines import EnginePlan
+from fixedcode_megatron.data.engines import ENGINES, EnginePlan
 from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds
 from fixedcode_megatron.data.json_lines import JsonLinesReader
 from fixedcode_megatron.data.marked_text import MarkedText
@@ -263,3 +267,11 @@ def _append(column: EncodedColumn, eod: int) -> None:
 def make_encoder(spec: EncoderSpec) -> Callable[[Payload], EncodedBlock]:
     """What `WorkerPool.map` calls in each worker."""
     return BlockEncoder(spec)
+
+
+def preload() -> None:
+    """Load what most encoders need and all workers share, before the work is known."""
+    tables()
+    library()
+    with contextlib.suppress(ImportError):
+        import_module(ENGINES[0])

@@ -25,10 +25,9 @@ def main() -> None:
     sigterm = {signal.SIGTERM}
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # whatever the parent's parent set
     signal.pthread_sigmask(signal.SIG_UNBLOCK, sigterm)
-    import fixedcode_megatron.data.encoding  # noqa: F401  (while the parent prepares)
-    from fixedcode_megatron.data.characters import tables
+    from fixedcode_megatron.data.encoding import preload
 
-    tables()  # which all workers share
+    preload()  # while the parent prepares
     pairs: list[list[int]] = []
     try:
         with socket.socket(fileno=os.dup(0)) as control, control.makefile("rb") as stream:
