@@ -26,7 +26,7 @@ from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
-_SPOT_BLOCKS, _SPOT_BYTES = 4, 512  # so much of so many blocks is compared
+_SPOT_BLOCKS, _SPOT_BYTES = 2, 512  # so much of so many blocks is compared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ from fixedcode_megatron.data.documents import (
 from fixedcode_megatron.data.streams import chunks
 from fixedcode_megatron.errors import UserError
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 2 << 20
 
 
 class Payload(Protocol):

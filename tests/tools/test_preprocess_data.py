@@ -158,7 +158,7 @@ def test_same_bytes_for_any_workers_and_compression_and_as_document_by_document(
     folder, reference = bpe
     rng = np.random.default_rng(1)
     words = ["hi", "there", "world", "<|endoftext|>", "你好", "café", "😀", "a\tb"]
-    texts = [" ".join(rng.choice(words, rng.integers(0, 400))) for _ in range(1000)]
+    texts = [" ".join(rng.choice(words, rng.integers(0, 400))) for _ in range(3000)]
     text = "".join(json.dumps({"text": t}) + "\n" for t in texts)
     (tmp_path / "x.jsonl").write_text(text)
     (tmp_path / "y.jsonl.gz").write_bytes(gzip.compress(text.encode()))
@@ -176,7 +176,7 @@ def test_same_bytes_for_any_workers_and_compression_and_as_document_by_document(
             (prefix.with_suffix(".bin").read_bytes(), prefix.with_suffix(".idx").read_bytes())
         )
     assert len(outputs) == 1
-    assert len(text) > 1 << 20  # several blocks
+    assert len(text) > 4 << 20  # several blocks
     assert documents(prefix) == expected
 
 
@@ -351,11 +351,11 @@ def test_type_of_the_ids(tmp_path, vocab_size, itemsize):
 
 
 def test_lines_of_progress_without_a_terminal(tmp_path, bpe):
-    lines = write_lines(tmp_path / "x.jsonl", *['{"text":"hello world hi there"}'] * 100000)
+    lines = write_lines(tmp_path / "x.jsonl", *['{"text":"hello world hi there"}'] * 200000)
     done = pre(tmp_path, bpe[0], "--input", lines, "--log-interval", 0, "--workers", 0)
     shown = [line for line in done.stderr.splitlines() if "s left" in line]
-    assert len(shown) == 4  # blocks of 1 MiB (and the line it ends in) of 3.2 MB
-    assert shown[0].startswith("33 % of 3.2 MB, ") and shown[-1].startswith("100 %")
+    assert len(shown) == 4  # blocks of 2 MiB (and the line it ends in)
+    assert shown[0].startswith("33 % of 6.4 MB, ") and shown[-1].startswith("100 %")
     quiet = pre(tmp_path, bpe[0], "--input", lines, "--overwrite")
     assert "s left" not in quiet.stderr
 

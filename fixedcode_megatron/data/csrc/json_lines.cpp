@@ -6,6 +6,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the lowest byte of a word is taken for its first"
+#endif
+
 namespace {
 
 using Byte = uint8_t;
@@ -17,7 +21,7 @@ constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
 // the lowest one that is set may be wrong.
 inline uint64_t special_bytes(uint64_t word) {
   const uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
-  return ((quote - kOnes) | (backslash - kOnes) | (word - kOnes * ' ') | word) & kHighs;
+  return ((quote - kOnes) | (backslash - kOnes) | (word - kOnes * ' ')) & kHighs;
 }
 
 struct Output {
@@ -46,8 +50,6 @@ class Line {
     bool found = false;
     skip_space();
     if (!take('{')) return false;
-    skip_space();
-    if (take('}')) return false;
     do {
       skip_space();
       const Byte* name = p_ + 1;
@@ -100,11 +102,12 @@ class Line {
     take('-');
     if (!take('0') && !skip_digits()) return false;
     if (take('.') && !skip_digits()) return false;
-    if (p_ - begin > 250) return false;  // may be infinite
+    if (p_ - begin > 200) return false;  // with what follows it may be infinite
     if (take('e') || take('E')) {
-      if (!take('-')) take('+');
+      const int most = take('-') ? 3 : 2;
+      if (most == 2) take('+');
       begin = p_;
-      if (!skip_digits() || p_ - begin > 2) return false;
+      if (!skip_digits() || p_ - begin > most) return false;
     }
     return true;
   }
