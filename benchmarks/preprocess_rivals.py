@@ -74,7 +74,7 @@ def encode_batch(folder: str, lines: str, workers: int, output: str) -> dict:
 
 
 def _prepare(folder: str, lines: str) -> tuple[bytes, list[list[list[bytes]]]]:
-    """What the library gets: its tokenizer, and of each megabyte the documents, UTF-8, in pieces.
+    """What the library gets: its tokenizer, and of each 2 MiB the documents, UTF-8, in pieces.
 
     A document is cut where the library's splitting would not be the tokenizer's.
     """
@@ -90,7 +90,7 @@ def _prepare(folder: str, lines: str) -> tuple[bytes, list[list[list[bytes]]]]:
 
     blocks = []
     with open(lines, "rb") as source:
-        while block := source.readlines(1 << 20):
+        while block := source.readlines(2 << 20):
             blocks.append([pieces(json.loads(line)["text"].encode()) for line in block])
     return plan.definition, blocks
 

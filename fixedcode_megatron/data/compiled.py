@@ -34,8 +34,10 @@ _SIGNATURES: dict[str, tuple[type | None, tuple]] = {
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """The functions of csrc/, or None where they cannot be built."""
-    from fixedcode_kernels.build import BuildError, build_library, find_compiler  # in the workers
-
+    try:
+        from fixedcode_kernels.build import BuildError, build_library, find_compiler
+    except ImportError:  # a checkout that is not installed
+        return None
     compiler = find_compiler("CXX", "g++", "clang++", "c++")
     if compiler is None:
         return None
