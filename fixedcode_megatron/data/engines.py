@@ -128,6 +128,8 @@ class EnginePlan:
         document and a cut.
     classes
         See `split_classes`.
+    can_cut
+        Whether the text after a letter and before a space and a letter may be encoded by itself.
     """
 
     engine: str
@@ -135,6 +137,7 @@ class EnginePlan:
     cut_digits: bool
     first_missing: int
     classes: str | None
+    can_cut: bool
 
 
 def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
@@ -154,11 +157,14 @@ def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:
     cut_digits = is_digits_then_gpt2(tree)
     if cut_digits:
         tree["pre_tokenizer"] = tree["pre_tokenizer"]["pretokenizers"][1]
+    can_cut = classes is not None and _splits_at_spaces(tree)
     _add_missing_bytes(tree, tokenizer.vocab_size)
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     for id_, content in enumerate((END, CUT), start=tokenizer.vocab_size + 256):
         tree["added_tokens"].append({"id": id_, "content": content, "special": True, **flags})
-    return EnginePlan(engine, orjson.dumps(tree), cut_digits, tokenizer.vocab_size, classes)
+    return EnginePlan(
+        engine, orjson.dumps(tree), cut_digits, tokenizer.vocab_size, classes, can_cut
+    )
 
 
 def build_engine(plan: EnginePlan) -> Engine:
@@ -176,6 +182,15 @@ def build_engine(plan: EnginePlan) -> Engine:
     except Exception as error:  # each library raises its own kinds
         first = str(error).strip().splitlines() or [type(error).__name__]
         raise EngineError(f"{plan.engine} cannot read this tokenizer: {first[0]}") from error
+
+
+def _splits_at_spaces(tree: dict) -> bool:
+    """Whether GPT-2's pattern splits text and no added token reaches over a space."""
+    splitter = tree.get("pre_tokenizer") or {}
+    is_gpt2 = splitter.get("type") == "ByteLevel" and splitter.get("use_regex", True)
+    strips = any(t.get("lstrip") or t.get("rstrip") for t in tree["added_tokens"])
+    spaced = any(" " in t["content"] for t in tree["added_tokens"])
+    return is_gpt2 and not (splitter.get("add_prefix_space") or strips or spaced)
 
 
 def _add_missing_bytes(tree: dict, first_free: int) -> None:

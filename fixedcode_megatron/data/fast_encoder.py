@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +22,7 @@ from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.data.unassigned import UnassignedCharacters
 
 _CUT_BYTES = CUT.encode()
+_SPLIT, _PIECE_CHARACTERS = re.compile("(?<=[a-z])(?= [a-z])"), 2000
 
 
 @dataclass(frozen=True)
@@ -60,7 +62,7 @@ class FastEncoder:
     """
 
     def __init__(self, plan: EnginePlan, tokenizer: Callable[[], Tokenizer]) -> None:
-        self._cut_digits = plan.cut_digits
+        self._cut_digits, self._can_cut = plan.cut_digits, plan.can_cut
         self._first_missing = plan.first_missing
         self._end, self._cut = plan.first_missing + 256, plan.first_missing + 257
         self._engine = build_engine(plan)
@@ -148,12 +150,30 @@ class FastEncoder:
     def _replace(
         self, ids: np.ndarray, ends: np.ndarray, text: MarkedText, slow: set[int]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Put HF tokenizers' ids in the place of those of the `slow` documents."""
-        chosen = sorted(slow)
-        encoded = self.tokenizer().encode_batch([text.text(i) for i in chosen])
+        """Put right ids in the place of those of the `slow` documents."""
         pieces = np.split(ids, ends[:-1] + 1)
         lengths = np.diff(ends, prepend=-1)
-        for i, replacement in zip(chosen, encoded, strict=True):
-            pieces[i] = np.array([*replacement, self._end], np.uint32)
+        for i in sorted(slow):
+            pieces[i] = np.array([*self._encode_slowly(text.text(i)), self._end], np.uint32)
             lengths[i] = len(pieces[i])
         return np.concatenate(pieces), np.cumsum(lengths) - 1
+
+    def _encode_slowly(self, text: str) -> list[int]:
+        """Ids of a document by HF tokenizers; of a long one only where the engine cannot."""
+        pieces = list(_pieces(text)) if self._can_cut else [text]
+        ids, ends, slow = self._encode_all(MarkedText.of(pieces))
+        found = [part[:-1].tolist() for part in np.split(ids, ends[:-1] + 1)]
+        chosen = sorted(slow)
+        encoded = self.tokenizer().encode_batch([pieces[i] for i in chosen])
+        for i, replacement in zip(chosen, encoded, strict=True):
+            found[i] = replacement
+        return [id_ for part in found for id_ in part]
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """Cut a text at some of the places where GPT-2's pattern always splits."""
+    begin = 0
+    while place := _SPLIT.search(text, begin + _PIECE_CHARACTERS):
+        yield text[begin : place.start()]
+        begin = place.start()
+    yield text[begin:]

@@ -213,6 +213,60 @@ def test_a_vocabulary_in_which_an_engine_cannot_be_asked(tmp_path):
     assert encoder.encode_alone(["fox", "\u0378"]).texts == ["fox"] and encoder.proofs() == []
 
 
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("digits", [False, True])
+def test_hf_tokenizers_get_only_a_piece_of_a_long_document(tmp_path, engine, digits):
+    tokenizer = make(tmp_path / "t", digits=digits, missing=(0x04,))
+    asked = []
+
+    class Asked:
+        def encode_batch(self, texts):
+            asked.append(texts)
+            return tokenizer.encode_batch(texts)
+
+    rng = random.Random(7)
+    encoder = FastEncoder(plan_engine(tokenizer, engine), Asked)
+    words = ["the", "fox ", "it's", "12 ", "\n", " ", "é", "漢", "jumps", "\x04"]
+    for _ in range(20):
+        text = " ".join(rng.choices(words[:-1], k=rng.randint(10, 8000)))
+        for _ in range(rng.randint(1, 3)):
+            place = rng.randint(0, len(text))
+            text = text[:place] + rng.choice(["\x04", "\x04 fox", "\u088f's\x04"]) + text[place:]
+        texts = ["the fox", text, ""]
+        asked.clear()
+        assert [x.tolist() for x in encode(encoder, texts)] == tokenizer.encode_batch(texts)
+        (pieces,) = asked
+        assert 1 <= len(pieces) <= 3 and max(map(len, pieces)) < 2300
+        assert all("\x04" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize(
+    ("splitter", "added", "can_cut"),
+    [
+        ({"type": "ByteLevel", "add_prefix_space": False}, {}, True),
+        ({"type": "ByteLevel", "add_prefix_space": True}, {}, False),
+        ({"type": "ByteLevel", "use_regex": False}, {}, False),
+        ({"type": "Split", "pattern": {"Regex": "[^ ]+ ?"}}, {}, False),
+        ({"type": "ByteLevel"}, {"content": "the fox"}, False),
+        ({"type": "ByteLevel"}, {"content": "the", "rstrip": True}, False),
+        ({"type": "ByteLevel"}, {"content": "the", "lstrip": True}, False),
+    ],
+)
+def test_whose_documents_can_be_cut(tmp_path, splitter, added, can_cut):
+    make(tmp_path / "t", digits=False)
+    path = tmp_path / "t" / "tokenizer.json"
+    tree = json.loads(path.read_text())
+    tree["pre_tokenizer"] = {"add_prefix_space": False, "trim_offsets": True, **splitter}
+    if splitter["type"] == "Split":
+        tree["pre_tokenizer"] = {**splitter, "behavior": "Isolated", "invert": False}
+    if added:
+        flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized", "special"), False)
+        tree["added_tokens"].append({"id": tree["model"]["vocab"]["e"], **flags, **added})
+    path.write_text(json.dumps(tree))
+    tokenizer = build_tokenizer("HuggingFaceTokenizer", str(path))
+    assert plan_engine(tokenizer, "gigatoken").can_cut == can_cut
+
+
 LETTERS = r" ?\p{L}+| ?\p{N}{1,3}|\s+"
 
 
@@ -306,7 +360,7 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
     tokenizer = make(tmp_path / "t", digits=False)
     plan = plan_engine(tokenizer, "gigatoken")
     with pytest.raises(EngineError, match="cannot read this tokenizer"):
-        FastEncoder(EnginePlan("gigatoken", b"{}", False, 9, "LN"), lambda: tokenizer)
+        FastEncoder(EnginePlan("gigatoken", b"{}", False, 9, "LN", True), lambda: tokenizer)
     monkeypatch.setitem(engines._BUILDERS, "gigatoken", lambda _: __import__("no_such_library"))
     with pytest.raises(EngineError, match="not installed: pip install gigatoken"):
         FastEncoder(plan, lambda: tokenizer)
