@@ -129,7 +129,7 @@ class EnginePlan:
     classes
         See `split_classes`.
     can_cut
-        Whether the text after a letter and before a space and a letter may be encoded by itself.
+        Whether text may be cut between a visible character of ASCII and a space or a newline.
     """
 
     engine: str

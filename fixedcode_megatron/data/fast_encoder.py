@@ -22,7 +22,7 @@ from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.data.unassigned import UnassignedCharacters
 
 _CUT_BYTES = CUT.encode()
-_SPLIT, _PIECE_CHARACTERS = re.compile("(?<=[a-z])(?= [a-z])"), 2000
+_SPLIT, _PIECE_CHARACTERS = re.compile("(?<=[!-~])(?=[ \n])"), 2000
 
 
 @dataclass(frozen=True)
