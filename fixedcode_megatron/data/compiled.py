@@ -44,7 +44,7 @@ def library() -> ctypes.CDLL | None:
     sources = [f"{{src}}/{path.name}" for path in sorted(_SOURCES.glob("*.cpp"))]
     steps = [[*_FLAGS, *sources, "-o", "{out}"]]
     try:
-        built = ctypes.CDLL(str(build_library("data", compiler, steps, sources=_SOURCES)))
+        built = ctypes.CDLL(str(build_library("data_path", compiler, steps, sources=_SOURCES)))
     except (BuildError, OSError) as error:
         logger.debug("the compiled parts are not used: %s", error)
         return None

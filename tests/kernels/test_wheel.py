@@ -16,10 +16,14 @@ ROOT = Path(__file__).parents[2]
 USE_IT = """
 import sys, torch, fixedcode_kernels as fk
 from fixedcode_kernels import cuda_kernel
+from fixedcode_megatron.data.json_lines import JsonLinesReader
 assert fk.__file__.startswith(sys.argv[1]), fk.__file__
 code = fk.CodeSpec(vocab_size=8, num_bits=3)
 assert fk.token_code_embedding(torch.tensor([[5]]), code, 3).flatten().tolist() == [1, 0, 1]
 print([backend.name for backend in fk.backends() if backend.chosen])
+reader = JsonLinesReader("k", 0)
+assert sys.modules[JsonLinesReader.__module__].__file__.startswith(sys.argv[1])
+assert reader.read(b'{"k": "a"}').text(0) == "a"
 print('cuda library:', 'built' if not isinstance(cuda_kernel.library(), str) else 'none')
 """
 
@@ -45,9 +49,12 @@ def site(tmp_path_factory):
 
 
 def test_wheel_carries_every_source(site):
-    shipped = {path.name for path in (site / "fixedcode_kernels/csrc").iterdir()}
-    sources = ROOT / "kernels/fixedcode_kernels/csrc"
-    assert shipped == {path.name for path in sources.iterdir()}
+    for folder, parent in (
+        ("fixedcode_kernels/csrc", "kernels"),
+        ("fixedcode_megatron/data/csrc", ""),
+    ):
+        shipped = {path.name for path in (site / folder).iterdir()}
+        assert shipped == {path.name for path in (ROOT / parent / folder).iterdir()}
     assert (site / "fixedcode_kernels/benchmark/__main__.py").exists()
 
 
@@ -70,6 +77,6 @@ def test_installed_wheel_builds_on_first_use(site, tmp_path):
     libraries = sorted(path.name.split("-")[0] for path in (tmp_path / "cache").iterdir())
     if find_nvcc():
         assert "cuda library: built" in result.stdout
-        assert libraries == ["token_code_cpu", "token_code_cuda"]
+        assert libraries == ["data_path", "token_code_cpu", "token_code_cuda"]
     else:
-        assert libraries == ["token_code_cpu"]
+        assert libraries == ["data_path", "token_code_cpu"]

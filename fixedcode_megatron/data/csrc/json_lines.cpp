@@ -17,8 +17,8 @@ using Byte = uint8_t;
 constexpr int kMaxDepth = 64;
 constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
 
-// The high bit of each byte that is a quote, a backslash, below a space or outside ASCII. Bits above
-// the lowest one that is set may be wrong.
+// The high bit of each byte that is a quote, a backslash, below a space or outside ASCII. Bits
+// above the lowest one that is set may be wrong.
 inline uint64_t special_bytes(uint64_t word) {
   const uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
   return ((quote - kOnes) | (backslash - kOnes) | (word - kOnes * ' ')) & kHighs;
@@ -43,8 +43,8 @@ class Line {
  public:
   Line(const Byte* begin, const Byte* end) : p_(begin), end_(end) {}
 
-  // Reads an object to the end of the line and appends the string under `key`, the last one if there
-  // are several.
+  // Reads an object to the end of the line and appends the string under `key`, the last one if
+  // there are several.
   bool read(const Byte* key, int64_t key_size, Output& out) {
     const int64_t size = out.size, num_places = out.num_places;
     bool found = false;
@@ -294,11 +294,12 @@ class Line {
 extern "C" {
 
 // Returns the number of documents, or -1 if a line is not plain. `text` has room for `size` + 64
-// bytes, `ends` for `size` / 8 + 2 numbers: a line is longer than the marker and what is read of it.
+// bytes, `ends` for `size` / 8 + 2 numbers: a line has 8 bytes or more, and with a marker of 8 no
+// less than comes out of it.
 int64_t json_lines_read(const Byte* data, int64_t size, const Byte* key, int64_t key_size,
                         const Byte* marker, int64_t marker_size, const Byte* classes,
-                        const Byte* pairs, int kinds, Byte* text, int64_t* ends, int64_t* places, int64_t max_places,
-                        int64_t* num_places) {
+                        const Byte* pairs, int kinds, Byte* text, int64_t* ends, int64_t* places,
+                        int64_t max_places, int64_t* num_places) {
   Output out{text, 0, classes, pairs, static_cast<Byte>(kinds), places, 0, max_places};
   const Byte *p = data, *const end = data + size;
   int64_t documents = 0;
