@@ -18,6 +18,7 @@ import numpy as np
 from fixedcode_megatron.data.encoding import EncodedBlock, EncodedColumn
 from fixedcode_megatron.data.engines import EngineError
 from fixedcode_megatron.data.files import flush_to_disk, temporary_beside, write_text_whole
+from fixedcode_megatron.data.index_format import bin_path
 from fixedcode_megatron.data.resumable import ResumableWriter
 from fixedcode_megatron.data.work import Position
 from fixedcode_megatron.data.workers import WorkerDied
@@ -70,8 +71,11 @@ class Output:
         self.counts: Counter[str] = Counter()
         self.engine = ""
         self.writers: list[ResumableWriter] = []
-        # A run that ended between the commits of two keys may replace what it wrote.
-        overwrite = overwrite or self._read_state() is not None
+        # A run that ended between the commits of two keys may replace what it wrote: its state,
+        # which says so, stays until the next checkpoint.
+        named = any(bin_path(one).exists() for one in dataset_prefixes)
+        self._keeps_state = named and self._read_state() is not None
+        overwrite = overwrite or self._keeps_state
         try:
             for path in dataset_prefixes:
                 self.writers.append(ResumableWriter(path, dtype.type, overwrite=overwrite))
@@ -110,7 +114,8 @@ class Output:
         for writer, saved in zip(self.writers, saved_writers, strict=True):
             writer.restore(saved)
         if state is None:
-            self._forget_state()
+            if not self._keeps_state:
+                self._forget_state()
             self._rejected_partial.unlink(missing_ok=True)
             return Position()
         self.counts = Counter(state["counts"])

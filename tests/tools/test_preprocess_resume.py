@@ -147,6 +147,23 @@ def test_killed_at_fifty_moments(work, tmp_path):
     assert kills >= 50
 
 
+def test_killed_between_the_names_of_two_keys_and_soon_after_again(work, tmp_path):
+    """The second run begins anew, for a part has its name; the third may still replace that."""
+    stop = (
+        "import os; from fixedcode_megatron.data import {0} as m; m.{1} = lambda *_: os._exit(9); "
+    )
+    main = "import sys; from fixedcode_megatron.data.command_line import preprocess_main; "
+    main += "sys.exit(preprocess_main(sys.argv[1:]))"
+    flags = command(work, tmp_path, "--workers", 2)[2:]
+    for place in (("partial_pair", "fsync_folder"), ("output", "Output.add")):
+        code = stop.format(*place) + main
+        done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True)
+        assert done.returncode == 9, done.stderr
+        assert [(tmp_path / name).exists() for name in FINAL] == [True, True, False, False]
+    run(work, tmp_path, "--workers", 2)
+    assert_same_output(work, tmp_path)
+
+
 def kill(process, *, worker):
     """Kill a process, or one of its workers, if there is one, and wait until it has ended."""
     if worker:
@@ -163,7 +180,7 @@ def test_a_full_disk(work, tmp_path):
     """Case 14: On a small tmpfs: a clear end; with more room the same command finishes."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", disk]
+    mount = ["mount", "-t", "tmpfs", "-o", "size=2500k", "tmpfs", disk]
     if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("only root can mount a tmpfs")
     try:
