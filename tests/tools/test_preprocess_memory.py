@@ -31,7 +31,7 @@ def peak(tmp_path, path, *flags):
 def test_many_documents_of_one_token(tmp_path, documents):
     """Case 13."""
     line = b'{"text":"a"}\n'
-    (tmp_path / "few.jsonl").write_bytes(line * 50_000)
+    (tmp_path / "few.jsonl").write_bytes(line * 250_000)  # more than a block
     with open(tmp_path / "many.jsonl", "wb") as stream:
         for _ in range(documents // 50_000):
             stream.write(line * 50_000)
