@@ -21,7 +21,7 @@ from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds
 from fixedcode_megatron.data.json_lines import JsonLinesReader
 from fixedcode_megatron.data.marked_text import MarkedText
 from fixedcode_megatron.data.sentences import make_splitter
-from fixedcode_megatron.data.sources import JsonLines, Payload
+from fixedcode_megatron.data.sources import JsonLines, Lines, Payload
 from fixedcode_megatron.data.tokenizers import build_tokenizer
 from fixedcode_megatron.errors import UserError
 
@@ -132,26 +132,28 @@ class BlockEncoder:
         if isinstance(payload, Sample):
             assert self._fast is not None
             return EncodedBlock([], own=self._fast.encode_alone(payload.texts))
-        if (text := self._read_plain(payload)) is not None:
-            column = self._encode_marked(text)
-            counts = Counter(empty=self._drop_empty([column]))
-            self._end_documents([column])
-            return EncodedBlock([column], [], +counts, len(text), self._spot_check())
-        records = payload.read(self._spec.keys)
-        rejected = [r for r in records.rejected if r.kind != "blank"]  # a blank line is no mistake
-        if rejected and self._spec.stop:
-            return EncodedBlock([], rejected[:1])
-        counts = Counter(r.kind for r in records.rejected)
-        columns = [self._encode(texts) for texts in records.columns]
+        text = None
+        if self._reader is not None and isinstance(payload, JsonLines):
+            payload = Lines(payload.load(), first=False)  # loaded once, whoever reads it
+            text = self._reader.read(payload.data)
+        rejected: list[Rejected] = []
+        counts: Counter[str] = Counter()
+        if text is not None:
+            columns, lines = [self._encode_marked(text)], len(text)
+        else:
+            records = payload.read(self._spec.keys)
+            # a blank line is no mistake
+            rejected = [r for r in records.rejected if r.kind != "blank"]
+            if rejected and self._spec.stop:
+                return EncodedBlock([], rejected[:1])
+            counts.update(r.kind for r in records.rejected)
+            columns, lines = [self._encode(texts) for texts in records.columns], records.lines
         counts["empty"] = self._drop_empty(columns)
-        self._end_documents(columns)
-        return EncodedBlock(columns, rejected, +counts, records.lines, self._spot_check())
-
-    def _read_plain(self, payload: Payload) -> MarkedText | None:
-        """The documents of JSON lines, if nothing is unusual about them."""
-        if self._reader is None or not isinstance(payload, JsonLines):
-            return None
-        return self._reader.read(payload.load())
+        if self._spec.eod is not None:
+            for column in columns:
+                if not column.ended:
+                    _append(column, self._spec.eod)
+        return EncodedBlock(columns, rejected, +counts, lines, self._spot_check())
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
         sequences = None
@@ -203,11 +205,6 @@ class BlockEncoder:
         if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._spec.vocab_size:
             raise UserError(f"{tokenizer.name} gave an id outside 0 to {self._spec.vocab_size - 1}")
         return ids, np.concatenate([part[1] for part in parts])
-
-    def _end_documents(self, columns: list[EncodedColumn]) -> None:
-        for column in columns:
-            if self._spec.eod is not None and not column.ended:
-                _append(column, self._spec.eod)
 
     def _spot_check(self) -> OwnIds | None:
         """Now and then a piece of one document.
