@@ -12,7 +12,6 @@ import os
 import pickle
 import sys
 import time
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -78,15 +77,15 @@ def _prepare(folder: str, lines: str) -> tuple[bytes, list[list[list[bytes]]]]:
 
     A document is cut where the library's splitting would not be the tokenizer's.
     """
-    from fixedcode_megatron.data.digits import find_cuts
-    from fixedcode_megatron.data.engines import plan_engine
+    from fixedcode_megatron.data.digits import cut_digits
+    from fixedcode_megatron.data.engines import CUT, plan_engine
     from fixedcode_megatron.data.tokenizers import build_tokenizer
 
     plan = plan_engine(build_tokenizer("HuggingFaceTokenizer", folder), "gigatoken")
 
     def pieces(text: bytes) -> list[bytes]:
-        cuts = find_cuts(text)[0].tolist() if plan.cut_digits else []
-        return [text[first:last] for first, last in pairwise([0, *cuts, len(text)])]
+        cut = CUT.encode()
+        return cut_digits(text, cut)[0].split(cut) if plan.cut_digits else [text]
 
     blocks = []
     with open(lines, "rb") as source:

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 _SOURCES = Path(__file__).parent / "csrc"
 _FLAGS = ("-O3", "-std=c++17", "-fPIC", "-shared", "-fno-exceptions", "-fno-rtti")
 _NUMBER, _POINTER, _BYTES = ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
-_SIGNATURES: dict[str, tuple[type | None, tuple]] = {
+_SIGNATURES: dict[str, tuple[type, tuple]] = {
     "json_lines_read": (
         _NUMBER,
         (
@@ -23,10 +23,19 @@ _SIGNATURES: dict[str, tuple[type | None, tuple]] = {
             *(_POINTER, _POINTER, _POINTER, _NUMBER, ctypes.POINTER(_NUMBER)),
         ),
     ),
-    "digit_cuts": (_NUMBER, (_BYTES, _NUMBER, _POINTER)),
-    "insert_markers": (
-        None,
-        (_BYTES, _NUMBER, _POINTER, _NUMBER, _BYTES, _NUMBER, _POINTER),
+    "cut_digits": (
+        _NUMBER,
+        (
+            *(_BYTES, _NUMBER, _POINTER, _POINTER, _NUMBER, _BYTES, _NUMBER, _POINTER, _NUMBER),
+            ctypes.POINTER(_NUMBER),
+        ),
+    ),
+    "collect_ids": (
+        _NUMBER,
+        (
+            *(_POINTER, _NUMBER, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_uint32, _NUMBER),
+            *(ctypes.c_int, _POINTER, _POINTER, _POINTER, _NUMBER, ctypes.POINTER(_NUMBER)),
+        ),
     ),
 }
 

@@ -8,6 +8,7 @@ and encoded piece by piece gets the same ids.
 
 from __future__ import annotations
 
+import ctypes
 import re
 from itertools import pairwise
 
@@ -38,10 +39,10 @@ def is_digits_then_gpt2(tree: dict) -> bool:
     return not any(map(re.compile("[0-9]").search, merges))
 
 
-def find_cuts(
-    text: bytes, places: np.ndarray | None = None
-) -> tuple[np.ndarray, tuple[np.ndarray, np.ndarray]]:
-    """Where to cut UTF-8 text so that GPT-2's splitting of the pieces is digits-first splitting.
+def cut_digits(
+    text: bytes, marker: bytes, places: np.ndarray | None = None
+) -> tuple[bytes, int, tuple[np.ndarray, np.ndarray]]:
+    """Mark in UTF-8 text where GPT-2's splitting of the pieces is digits-first splitting.
 
     A cut before a digit is never wrong. It is needed after two white spaces, and made after every
     character outside ASCII, which may be one. `places` is where numeric and unknown characters may
@@ -49,40 +50,43 @@ def find_cuts(
 
     Returns
     -------
-    cuts
-        Offsets, int64, increasing.
+    marked
+        The text with `marker` at each cut.
+    num_cuts
+        How many there are.
     unknown
-        As `characters.find_unknown`.
+        As `characters.find_unknown`, in `text`.
     """
     data = np.frombuffer(text, np.uint8)
-    cuts = _digit_cuts(text, data)
     places, kinds, widths, codes = find_characters(data, NUMERIC | UNKNOWN, places)
-    numeric = kinds == NUMERIC
-    if numeric.any():
-        starts = places[numeric]
-        cuts = np.unique(np.concatenate((cuts, starts, starts + widths[numeric])))
-    unknown = kinds == UNKNOWN
-    return cuts, (places[unknown], codes[unknown])
+    is_numeric, is_unknown = kinds == NUMERIC, kinds == UNKNOWN
+    numeric = places[is_numeric], widths[is_numeric]
+    insert = _insert_markers if library() is None else _insert_markers_compiled
+    return *insert(text, marker, *numeric), (places[is_unknown], codes[is_unknown])
 
 
-def _digit_cuts(text: bytes, data: np.ndarray) -> np.ndarray:
-    built = library()
-    if built is not None:
-        cuts = np.empty(len(text) // 2, np.int64)
-        return cuts[: built.digit_cuts(text, len(text), cuts.ctypes.data)].copy()
+def _insert_markers(
+    text: bytes, marker: bytes, starts: np.ndarray, widths: np.ndarray
+) -> tuple[bytes, int]:
+    data = np.frombuffer(text, np.uint8)
     digits = np.flatnonzero(data[2:] - np.uint8(48) < 10) + 2
     last, before = data[digits - 1], data[digits - 2]
-    return digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
+    digits = digits[(last >= 0x80) | (_SPACE[last] & (_SPACE[before] | (before >= 0x80)))]
+    cuts = np.unique(np.concatenate((digits, starts, starts + widths))).tolist()
+    return marker.join([text[i:j] for i, j in pairwise([0, *cuts, len(text)])]), len(cuts)
 
 
-def insert_markers(text: bytes, cuts: np.ndarray, marker: bytes) -> bytes:
-    """The text with `marker` before each of the offsets `cuts`, int64, increasing."""
+def _insert_markers_compiled(
+    text: bytes, marker: bytes, starts: np.ndarray, widths: np.ndarray
+) -> tuple[bytes, int]:
     built = library()
-    if built is None:
-        around = pairwise([0, *cuts.tolist(), len(text)])
-        return marker.join([text[begin:end] for begin, end in around])
-    marked = np.empty(len(text) + len(cuts) * len(marker), np.uint8)
-    built.insert_markers(
-        *(text, len(text), cuts.ctypes.data, len(cuts), marker, len(marker), marked.ctypes.data)
-    )
-    return marked.tobytes()
+    assert built is not None
+    num_cuts, size = ctypes.c_int64(), len(text) + len(text) // 4
+    while True:
+        marked = np.empty(size, np.uint8)
+        size = built.cut_digits(
+            *(text, len(text), starts.ctypes.data, widths.ctypes.data, len(starts)),
+            *(marker, len(marker), marked.ctypes.data, len(marked), ctypes.byref(num_cuts)),
+        )
+        if size <= len(marked):
+            return marked[:size].tobytes(), num_cuts.value

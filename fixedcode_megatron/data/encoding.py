@@ -172,18 +172,19 @@ class BlockEncoder:
     ) -> EncodedColumn:
         assert self._fast is not None
         self._last = text
-        ids, ends = self._fast.encode_marked(text)
-        lengths = np.diff(ends, prepend=-1)
-        if self._spec.eod is not None and sequences is None and (lengths > 1).all():
-            ids = ids.astype(self._spec.dtype)
-            ids[ends] = self._spec.eod
-            return EncodedColumn(ids, lengths.astype(np.int32), ended=True)
-        return self._column(np.delete(ids, ends), lengths - 1, sequences)
+        eod = self._spec.eod if sequences is None else None
+        ids, lengths = self._fast.encode_marked(text, self._spec.dtype, eod)
+        return self._column(ids, lengths, sequences, ended=eod is not None)
 
     def _column(
-        self, ids: np.ndarray, lengths: np.ndarray, sequences: np.ndarray | None
+        self,
+        ids: np.ndarray,
+        lengths: np.ndarray,
+        sequences: np.ndarray | None,
+        ended: bool = False,
     ) -> EncodedColumn:
-        column = EncodedColumn(ids.astype(self._spec.dtype), lengths.astype(np.int32), sequences)
+        ids = ids.astype(self._spec.dtype, copy=False)
+        column = EncodedColumn(ids, lengths.astype(np.int32), sequences, ended)
         if sequences is not None:  # a sentence without a token is no sequence
             documents = np.repeat(np.arange(len(sequences)), sequences)
             filled = column.lengths > 0

@@ -122,7 +122,7 @@ class EnginePlan:
     definition
         A `tokenizer.json` that the engine can do.
     cut_digits
-        Whether documents are cut first, see `find_cuts`.
+        Whether documents are cut first, see `digits.cut_digits`.
     first_missing
         256 ids from here on stand for bytes that the vocabulary lacks; then come the end of a
         document and a cut.
@@ -138,6 +138,16 @@ class EnginePlan:
     first_missing: int
     classes: str | None
     can_cut: bool
+
+    @property
+    def end(self) -> int:
+        """The id of `END`."""
+        return self.first_missing + 256
+
+    @property
+    def cut(self) -> int:
+        """The id of `CUT`."""
+        return self.first_missing + 257
 
 
 def plan_engine(tokenizer: Tokenizer, engine: str) -> EnginePlan:

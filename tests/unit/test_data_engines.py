@@ -12,7 +12,7 @@ from tokenizers import pre_tokenizers
 
 from fixedcode_megatron.data import engine_check, engines
 from fixedcode_megatron.data.characters import find_unknown
-from fixedcode_megatron.data.digits import find_cuts, is_digits_then_gpt2
+from fixedcode_megatron.data.digits import cut_digits, is_digits_then_gpt2
 from fixedcode_megatron.data.engine_check import candidates, compare, probes
 from fixedcode_megatron.data.engines import (
     CUT,
@@ -69,8 +69,8 @@ def adversarial(count):
 
 def encode(encoder, texts):
     """Ids of each text."""
-    ids, ends = encoder.encode_marked(MarkedText.of(texts))
-    return [piece[:-1] for piece in np.split(ids, ends[:-1] + 1)]
+    ids, lengths = encoder.encode_marked(MarkedText.of(texts))
+    return np.split(ids, np.cumsum(lengths)[:-1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -149,16 +149,14 @@ def test_added_tokens_that_are_not_special(tmp_path, engine):
     ],
 )
 def test_where_documents_are_cut(text, pieces):
-    data = text.encode()
-    cuts, (unknown, _) = find_cuts(data)
-    bounds = [0, *cuts.tolist(), len(data)]
+    marked, num_cuts, (unknown, _) = cut_digits(text.encode(), b"|")
     assert len(unknown) == 0
-    assert "|".join(data[a:b].decode() for a, b in itertools.pairwise(bounds)) == pieces
+    assert marked.decode() == pieces and num_cuts == pieces.count("|")
 
 
 def test_characters_that_this_python_does_not_know_are_named():
     """U+0378 is no character yet; U+088F and U+323B0 are since Unicode 17; U+FDD0 will never be."""
-    places, codes = find_cuts("é\u0378 1".encode())[1]
+    places, codes = cut_digits("é\u0378 1".encode(), b"|")[2]
     assert places.tolist() == [2] and codes.tolist() == [0x378]
     places, codes = find_unknown("é\u0378\ufdd0\u088f½\U000323b0\U0001ffff".encode())
     assert places.tolist() == [2, 7, 12] and codes.tolist() == [0x378, 0x88F, 0x323B0]
