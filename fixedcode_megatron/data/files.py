@@ -28,6 +28,11 @@ def flush_to_disk(stream: IO) -> None:
     os.fsync(stream.fileno())
 
 
+def holds(path: Path, size: int) -> bool:
+    """Whether there is a file of at least `size` bytes."""
+    return path.is_file() and path.stat().st_size >= size
+
+
 def start_writing(stream: IO, offset: int) -> None:
     """Let the kernel begin to write what lies from `offset` on, so that a flush later is short.
 

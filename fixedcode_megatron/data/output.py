@@ -17,7 +17,12 @@ import numpy as np
 
 from fixedcode_megatron.data.encoding import EncodedBlock, EncodedColumn
 from fixedcode_megatron.data.engines import EngineError
-from fixedcode_megatron.data.files import flush_to_disk, temporary_beside, write_text_whole
+from fixedcode_megatron.data.files import (
+    flush_to_disk,
+    holds,
+    temporary_beside,
+    write_text_whole,
+)
 from fixedcode_megatron.data.index_format import bin_path
 from fixedcode_megatron.data.resumable import ResumableWriter
 from fixedcode_megatron.data.work import Position
@@ -105,10 +110,7 @@ class Output:
                 f"--resume: the interrupted run at {self._state_path} had other inputs, tokenizer "
                 "or flags; run it again with those, or give --no-resume to begin anew"
             )
-        if state is not None and not all(
-            writer.can_restore(saved)
-            for writer, saved in zip(self.writers, state["writers"], strict=True)
-        ):
+        if state is not None and not self._can_restore(state):
             state = None
         saved_writers = state["writers"] if state else [None] * len(self.writers)
         for writer, saved in zip(self.writers, saved_writers, strict=True):
@@ -126,6 +128,18 @@ class Output:
         position = Position(**state["position"])
         logger.info("continuing after %d tokens of the interrupted run", self.num_tokens)
         return position
+
+    def _can_restore(self, state: dict[str, Any]) -> bool:
+        """Whether the files still hold what the checkpoint counted."""
+        for writer, saved in zip(self.writers, state["writers"], strict=True):
+            if not writer.can_restore(saved):
+                return False
+        if not state["rejected_bytes"]:
+            return True
+        if not self._rejected_partial.exists():  # the run ended when the list had its name
+            with contextlib.suppress(FileNotFoundError):
+                self._rejected_path.replace(self._rejected_partial)
+        return holds(self._rejected_partial, state["rejected_bytes"])
 
     def _read_state(self) -> dict[str, Any] | None:
         """State of an interrupted run of this job."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fixedcode_megatron.data.files import flush_to_disk
+from fixedcode_megatron.data.files import flush_to_disk, holds
 from fixedcode_megatron.data.indexed_writer import IndexedDatasetWriter
 
 
@@ -51,12 +51,11 @@ class ResumableWriter(IndexedDatasetWriter):
 
     def can_restore(self, state: dict[str, Any]) -> bool:
         """Whether the files still hold what the checkpoint counted."""
-        needed = (
-            (Path(f"{self.prefix}.bin.partial"), state["tokens"] * self.dtype.itemsize),
-            (self._lengths_path, state["sequences"] * 4),
-            (self._ends_path, state["documents"] * 8),
+        return (
+            holds(Path(f"{self.prefix}.bin.partial"), state["tokens"] * self.dtype.itemsize)
+            and holds(self._lengths_path, state["sequences"] * 4)
+            and holds(self._ends_path, state["documents"] * 8)
         )
-        return all(path.is_file() and path.stat().st_size >= size for path, size in needed)
 
     def restore(self, state: dict[str, Any] | None) -> None:
         """Take up writing after a checkpoint, or begin with nothing if `state` is None."""

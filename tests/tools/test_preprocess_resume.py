@@ -147,20 +147,45 @@ def test_killed_at_fifty_moments(work, tmp_path):
     assert kills >= 50
 
 
+def run_until(folder, out, module, name):
+    """A run that ends as if it were killed where it calls a function of ours."""
+    code = (
+        f"import os, sys; from fixedcode_megatron.data import {module} as m; "
+        f"m.{name} = lambda *_: os._exit(9); "
+        "from fixedcode_megatron.data.command_line import preprocess_main; "
+        "sys.exit(preprocess_main(sys.argv[1:]))"
+    )
+    flags = command(folder, out, "--workers", 2)[2:]
+    done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True)
+    assert done.returncode == 9, done.stderr
+
+
 def test_killed_between_the_names_of_two_keys_and_soon_after_again(work, tmp_path):
     """The second run begins anew, for a part has its name; the third may still replace that."""
-    stop = (
-        "import os; from fixedcode_megatron.data import {0} as m; m.{1} = lambda *_: os._exit(9); "
-    )
-    main = "import sys; from fixedcode_megatron.data.command_line import preprocess_main; "
-    main += "sys.exit(preprocess_main(sys.argv[1:]))"
-    flags = command(work, tmp_path, "--workers", 2)[2:]
     for place in (("partial_pair", "fsync_folder"), ("output", "Output.add")):
-        code = stop.format(*place) + main
-        done = subprocess.run([sys.executable, "-c", code, *flags], capture_output=True, text=True)
-        assert done.returncode == 9, done.stderr
+        run_until(work, tmp_path, *place)
         assert [(tmp_path / name).exists() for name in FINAL] == [True, True, False, False]
     run(work, tmp_path, "--workers", 2)
+    assert_same_output(work, tmp_path)
+
+
+def test_killed_when_only_the_list_of_rejected_lines_has_its_name(work, tmp_path):
+    """Twice; the next run takes the list back."""
+    for _ in range(2):
+        run_until(work, tmp_path, "resumable", "ResumableWriter.commit")
+        assert (tmp_path / "o_rejected.jsonl").exists()
+        assert not any((tmp_path / name).exists() for name in FINAL)
+    done = run(work, tmp_path, "--workers", 2)
+    assert "continuing after" in done.stderr
+    assert_same_output(work, tmp_path)
+
+
+def test_a_list_of_rejected_lines_that_is_gone(work, tmp_path):
+    """Then the run begins anew: nothing else can say what was in it."""
+    interrupt(work, tmp_path, signal.SIGKILL, 4)
+    (tmp_path / "o_rejected.jsonl.partial").unlink()
+    done = run(work, tmp_path, "--workers", 2)
+    assert "continuing after" not in done.stderr
     assert_same_output(work, tmp_path)
 
 
