@@ -3,7 +3,7 @@
 
 import sys
 
-from fixedcode_megatron.data.workers import boot
+from fixedcode_megatron.data.interpreter import boot
 
 if __name__ == "__main__":
     boot()

@@ -35,8 +35,9 @@ def is_digits_then_gpt2(tree: dict) -> bool:
     model = tree["model"]
     if model.get("dropout") or model.get("ignore_merges"):
         return False
-    merges = (m if isinstance(m, str) else m[0] + m[1] for m in model["merges"])
-    return not any(map(re.compile("[0-9]").search, merges))
+    merges = model["merges"]
+    spelled = merges if merges and isinstance(merges[0], str) else map("".join, merges)
+    return not re.search("[0-9]", "\n".join(spelled))
 
 
 def cut_digits(

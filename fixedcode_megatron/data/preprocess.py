@@ -193,8 +193,6 @@ class _Run:
         sent: deque[Item] = deque()  # what their results need: the place, not the text
 
         sample: list[str] = []
-        if plan is not None:
-            sample = [*probes(self.tokenizer.added_spellings), *self.inputs.sample()]
 
         def payloads(begin: Position = position) -> Iterator[Payload]:
             if sample:
@@ -206,7 +204,9 @@ class _Run:
         with ExitStack() as stack:
             thread = stack.enter_context(ThreadPoolExecutor(1))
             started = thread.submit(pool.start, make_encoder, (self._spec(plan),))
-            ids = self.tokenizer.encode_batch(sample) if sample else []  # while the workers start
+            if plan is not None:  # while the workers start
+                sample += [*probes(self.tokenizer.added_spellings), *self.inputs.sample()]
+            ids = self.tokenizer.encode_batch(sample) if sample else []
             expected = dict(zip(sample, ids, strict=True))
             return_freed_memory()  # loading the tokenizer took twice its size
             started.result()

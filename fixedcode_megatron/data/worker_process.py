@@ -9,9 +9,9 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NoReturn
 
+from fixedcode_megatron.data.interpreter import has_one_thread
 from fixedcode_megatron.data.memory import return_freed_memory
 from fixedcode_megatron.data.workers import MORE_PIPES, receive, send
 
@@ -44,7 +44,7 @@ def main() -> None:
     os.dup2(2, 1)  # whatever a library prints must not mix with the report
     gc.set_threshold(100_000)  # documents make many objects and no cycles
     function, failure = _make(make_function, arguments)
-    remake = failure is None and not _one_thread()
+    remake = failure is None and not has_one_thread()
     workers: set[int] = set()
     signal.pthread_sigmask(signal.SIG_BLOCK, sigterm)  # an exception may be lost within a fork
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -86,11 +86,6 @@ def _make(
         return None, error
 
 
-def _one_thread() -> bool:
-    tasks = Path("/proc/self/task")
-    return tasks.is_dir() and len(list(tasks.iterdir())) == 1
-
-
 def _close(descriptors: list[int]) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
@@ -118,7 +113,6 @@ def _work(
     except BaseException:
         traceback.print_exc()
     finally:
-        sys.stderr.flush()
         os._exit(status)  # not the template's clean-up
 
 

@@ -1,8 +1,7 @@
 """An ordered pool of worker processes that notices when one of them dies.
 
-The caller is never forked, so no lock of its threads is ever copied in a locked state, and its
-main module is not imported again. It starts one fresh interpreter, the template, which loads what
-the work needs and then forks the workers: they share it, and start at once.
+One process, the template (see `interpreter`), loads what the work needs and then forks the workers:
+they share it, and start at once.
 """
 
 from __future__ import annotations
@@ -15,71 +14,23 @@ import pickle
 import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import IO, Any
 
+from fixedcode_megatron.data.interpreter import (
+    ask_to_end,
+    end_interpreter,
+    end_unused,
+    take_interpreter,
+)
 from fixedcode_megatron.errors import UserError
 
 _SIZE = struct.Struct("<Q")
 MORE_PIPES, NO_MORE_PIPES = b"+", b"."  # to the template
-_booted: list[tuple[subprocess.Popen, socket.socket]] = []
-
-
-def boot() -> None:
-    """Start the interpreter of the next pool, before the caller imports what takes its time."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # until `run_tool`: no traceback of an import
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads begin by spinning
-    with contextlib.suppress(OSError):  # the pool tries again, and says why
-        _booted.append(_start_interpreter())
-
-
-def _start_interpreter() -> tuple[subprocess.Popen, socket.socket]:
-    """A process that runs `worker_process.main`, and a socket to its stdin."""
-    root = str(Path(__file__).resolve().parents[2])
-    paths = [root, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(paths),
-        "TOKENIZERS_PARALLELISM": "false",  # one thread per worker
-        "RAYON_NUM_THREADS": "1",
-        "OPENBLAS_NUM_THREADS": "1",
-    }
-    ours, theirs = socket.socketpair()
-    with theirs:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "fixedcode_megatron.data.worker_process"],
-            stdin=theirs.fileno(),
-            stdout=subprocess.PIPE,
-            env=environment,
-            start_new_session=True,  # Ctrl-C goes to the parent, which ends the workers
-        )
-    return process, ours
-
-
-def _ask_to_end(process: subprocess.Popen, control: socket.socket) -> None:
-    """Let an interpreter end what it forked, and itself. It is asked once, whoever calls again."""
-    if control.fileno() >= 0:
-        control.close()  # where SIGTERM is ignored, and it has no handler yet, this ends it
-        process.terminate()
-
-
-def _end(process: subprocess.Popen, control: socket.socket) -> None:
-    """End an interpreter, which ends and reaps what it forked, and wait for it."""
-    _ask_to_end(process, control)
-    try:
-        process.wait(timeout=20)
-    except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _send_pipes(control: socket.socket, ends: list[int]) -> None:
@@ -128,10 +79,7 @@ class WorkerPool:
                 f"--workers {workers}: cannot be started ({error.strerror}): give fewer, or raise "
                 "the limits that `ulimit -n` and `ulimit -u` show"
             ) from error
-        while _booted:  # nobody needs it
-            process, control = _booted.pop()
-            with process:
-                _end(process, control)
+        end_unused()
         self._make: Callable[[], Callable[[Any], Any]] | None = None
 
     def start(self, make_function: Callable[..., Callable[[Any], Any]], arguments: tuple) -> None:
@@ -209,7 +157,7 @@ class _Template:
     """The interpreter that runs `worker_process.main`, and the pipes of the workers it forks."""
 
     def __init__(self, workers: int) -> None:
-        self._process, self._control = _booted.pop() if _booted else _start_interpreter()
+        self._process, self._control = take_interpreter()
         self.workers = [self._add_worker() for _ in range(workers)]
         self._ending: str | None = None
         self._asking = threading.Lock()
@@ -250,11 +198,11 @@ class _Template:
 
     def ask_to_end(self) -> None:
         """Begin to end the workers; their callers hear of it."""
-        _ask_to_end(self._process, self._control)
+        ask_to_end(self._process, self._control)
 
     def end(self) -> None:
         """End the workers and wait for the template."""
-        _end(self._process, self._control)
+        end_interpreter(self._process, self._control)
 
 
 class _Worker:
