@@ -9,6 +9,31 @@ import numpy as np
 
 NUMERIC, UNKNOWN = 1, 2
 _LAST = 0x34000  # above: tags, private use, or not assigned
+# Ideographs, Hangul, surrogates and private use, in all versions since Unicode 9: neither numbers
+# nor unassigned.
+_NEITHER = (
+    *((0x3400, 0x4DB6), (0x4E00, 0x9FD6), (0xAC00, 0xD7A4), (0xD800, 0xFA6E), (0x17000, 0x187ED)),
+    *((0x20000, 0x2A6D7), (0x2A700, 0x2B735), (0x2B740, 0x2B81E), (0x2B820, 0x2CEA2)),
+)
+
+
+@functools.cache
+def categories() -> tuple[np.ndarray, np.ndarray]:
+    """Characters outside ASCII that may be a number or unassigned, and what they are.
+
+    Returns
+    -------
+    codes
+        Code points, int64 [n].
+    names
+        The two letters of each one's category, uint8 [n, 2].
+    """
+    begins = [0x80, *(end for _, end in _NEITHER)]
+    ends = [*(begin for begin, _ in _NEITHER), _LAST]
+    codes = np.concatenate([np.arange(i, j) for i, j in zip(begins, ends, strict=True)])
+    characters = codes.astype("<u4").tobytes().decode("utf-32-le")
+    names = "".join(map(unicodedata.category, characters)).encode()
+    return codes, np.frombuffer(names, np.uint8).reshape(-1, 2)
 
 
 @functools.cache
@@ -22,10 +47,8 @@ def tables() -> tuple[np.ndarray, np.ndarray]:
     pairs
         The classes, ORed, of the characters that begin with this pair of bytes, uint8 [65536].
     """
-    codes = np.arange(0x80, _LAST)
-    characters = codes.astype("<u4").tobytes().decode("utf-32-le", errors="surrogatepass")
-    names = "".join(map(unicodedata.category, characters)).encode()
-    first, second = np.frombuffer(names, np.uint8).reshape(-1, 2).T
+    codes, names = categories()
+    first, second = names.T
     is_noncharacter = (codes & 0xFFFE == 0xFFFE) | ((codes >= 0xFDD0) & (codes <= 0xFDEF))
     classes = np.zeros(0x110000, np.uint8)
     classes[codes[first == ord("N")]] = NUMERIC

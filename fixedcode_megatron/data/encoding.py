@@ -17,12 +17,12 @@ from fixedcode_megatron.data.compiled import library
 from fixedcode_megatron.data.documents import Rejected
 from fixedcode_megatron.data.engine_check import Sample
 from fixedcode_megatron.data.engines import ENGINES, EnginePlan
-from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds
+from fixedcode_megatron.data.fast_encoder import FastEncoder, OwnIds, Pending
 from fixedcode_megatron.data.json_lines import JsonLinesReader
 from fixedcode_megatron.data.marked_text import MarkedText
 from fixedcode_megatron.data.sentences import make_splitter
 from fixedcode_megatron.data.sources import JsonLines, Lines, Payload
-from fixedcode_megatron.data.tokenizers import build_tokenizer
+from fixedcode_megatron.data.tokenizers import Tokenizer, build_tokenizer
 from fixedcode_megatron.errors import UserError
 
 _BATCH_CHARACTERS = 1 << 18  # the tokenizers library keeps about 50 bytes a token for a batch
@@ -77,12 +77,15 @@ class EncodedColumn:
         With sentence splitting, each document's number of sequences, int32; else None.
     ended
         Whether the EOD id is there already.
+    pending
+        What is left to the caller, see `put_in_pending`.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
     sequences: np.ndarray | None = None
     ended: bool = False
+    pending: list[Pending] = field(default_factory=list)
 
 
 @dataclass
@@ -173,18 +176,19 @@ class BlockEncoder:
         assert self._fast is not None
         self._last = text
         eod = self._spec.eod if sequences is None else None
-        ids, lengths = self._fast.encode_marked(text, self._spec.dtype, eod)
-        return self._column(ids, lengths, sequences, ended=eod is not None)
+        found = self._fast.encode_marked(text, self._spec.dtype, eod)
+        column = self._column(found.ids, found.lengths, sequences)
+        column.ended, column.pending = eod is not None, found.pending
+        return column
 
     def _column(
         self,
         ids: np.ndarray,
         lengths: np.ndarray,
         sequences: np.ndarray | None,
-        ended: bool = False,
     ) -> EncodedColumn:
         ids = ids.astype(self._spec.dtype, copy=False)
-        column = EncodedColumn(ids, lengths.astype(np.int32), sequences, ended)
+        column = EncodedColumn(ids, lengths.astype(np.int32), sequences)
         if sequences is not None:  # a sentence without a token is no sequence
             documents = np.repeat(np.arange(len(sequences)), sequences)
             filled = column.lengths > 0
@@ -260,6 +264,21 @@ def _append(column: EncodedColumn, eod: int) -> None:
     ids[others] = column.ids
     ids[places] = eod
     column.ids, column.lengths = ids, lengths
+
+
+def put_in_pending(block: EncodedBlock, tokenizer: Tokenizer) -> None:
+    """Encode the pieces that a worker left to who has HF tokenizers."""
+    for column in block.columns:
+        if not column.pending:
+            continue
+        places = np.array([piece.place for piece in column.pending])
+        documents = np.searchsorted(np.cumsum(column.lengths), places, side="right")
+        encoded = tokenizer.encode_batch([piece.text for piece in column.pending])
+        sizes = [len(ids) for ids in encoded]
+        flat = np.array([id_ for ids in encoded for id_ in ids], column.ids.dtype)
+        column.ids = np.insert(column.ids, np.repeat(places, sizes), flat)
+        np.add.at(column.lengths, documents, np.array(sizes, np.int32))
+        column.pending = []
 
 
 def make_encoder(spec: EncoderSpec) -> Callable[[Payload], EncodedBlock]:

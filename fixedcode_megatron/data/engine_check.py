@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fixedcode_megatron.data.characters import categories
 from fixedcode_megatron.data.documents import Records
 from fixedcode_megatron.data.engines import (
     ENGINES,
@@ -41,7 +41,8 @@ def probes(spellings: Sequence[str] = ()) -> list[str]:
     rng = random.Random(5)
     mixed = ["".join(rng.choices(_ATOMS, k=rng.randint(1, 30))) for _ in range(300)]
     long = ["x" * 3000, " " * 1000 + "1", "ab" * 2000, "1" * 500, "\n" * 700 + "9", "", " "]
-    numbers = (c for c in map(chr, range(0x80, 0x20000)) if unicodedata.category(c)[0] == "N")
+    codes, names = categories()
+    numbers = map(chr, codes[(names[:, 0] == ord("N")) & (codes < 0x20000)].tolist())
     around = [f"{s}{s} a{s}b  {s}\n{s[:-1]} {s.upper()}" for s in spellings[:_MAX_SPELLINGS]]
     newest = "\u088f's \u0c5c's \U000323b0's"  # letters since Unicode 17
     return [*mixed, *long, " a".join(numbers), newest, *around]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -18,6 +18,8 @@ from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.data.unassigned import UnassignedCharacters
 
 _CUT_BYTES = CUT.encode()
+# Loading HF tokenizers takes as long as encoding this much by them: who has them may do that.
+_LEFT_CHARACTERS = 1 << 15
 _SPLIT, _PIECE_CHARACTERS = re.compile("(?<=[!-~])(?=[ \n])"), 2000
 
 
@@ -35,6 +37,41 @@ class OwnIds:
 
     texts: list[str]
     ids: list[np.ndarray]
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A piece of a document that HF tokenizers must encode.
+
+    Attributes
+    ----------
+    place
+        Where in the ids its own belong; that is before the end of its document.
+    text
+        The piece.
+    """
+
+    place: int
+    text: str
+
+
+@dataclass(frozen=True)
+class MarkedIds:
+    """Ids of documents.
+
+    Attributes
+    ----------
+    ids
+        Of all documents, one after the other.
+    lengths
+        Number of ids of each document, int64 [documents].
+    pending
+        Pieces whose ids are still to be put in, by place.
+    """
+
+    ids: np.ndarray
+    lengths: np.ndarray
+    pending: list[Pending] = field(default_factory=list)
 
 
 class FastEncoder:
@@ -59,6 +96,7 @@ class FastEncoder:
 
     def __init__(self, plan: EnginePlan, tokenizer: Callable[[], Tokenizer]) -> None:
         self._plan = plan
+        self._may_leave = _LEFT_CHARACTERS
         self._engine = build_engine(plan)
         self._unassigned = UnassignedCharacters(self._encode, plan.classes)
         self.tokenizer = functools.cache(tokenizer)
@@ -70,7 +108,7 @@ class FastEncoder:
 
     def encode_marked(
         self, text: MarkedText, dtype: str = "uint32", eod: int | None = None
-    ) -> tuple[np.ndarray, np.ndarray]:
+    ) -> MarkedIds:
         """Ids of all documents.
 
         Parameters
@@ -79,23 +117,32 @@ class FastEncoder:
             Of the ids.
         eod
             Id to append to each document that has an id, or None.
-
-        Returns
-        -------
-        ids
-            [n].
-        lengths
-            Number of ids of each document, int64 [documents].
         """
         found, slow = self._run(text, dtype, eod)
         if not slow:
-            return found.ids, found.lengths
-        pieces = found.split()
-        for i in slow:
-            ids = self._encode_slowly(text.text(i))
-            pieces[i] = np.array([*ids, eod] if ids and eod is not None else ids, dtype)
-        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
-        return np.concatenate(pieces), lengths
+            return MarkedIds(found.ids, found.lengths)
+        documents = found.split()
+        pending: list[tuple[int, Pending]] = []  # with the number of the document
+        for i in sorted(slow):
+            parts, texts = self._encode_by_pieces(text.text(i))
+            size = sum(map(len, texts.values()))
+            if eod is not None and any(parts) and size <= self._may_leave:
+                self._may_leave -= size
+                places = np.cumsum([0, *map(len, parts)])
+                pending += [(i, Pending(int(places[k]), texts[k])) for k in texts]
+            else:
+                encoded = self.tokenizer().encode_batch(list(texts.values()))
+                for k, ids in zip(texts, encoded, strict=True):
+                    parts[k] = ids
+            flat = [id_ for part in parts for id_ in part]
+            documents[i] = np.array([*flat, eod] if flat and eod is not None else flat, dtype)
+        lengths = np.fromiter(map(len, documents), np.int64, len(documents))
+        begins = np.cumsum(lengths) - lengths
+        return MarkedIds(
+            np.concatenate(documents),
+            lengths,
+            [replace(p, place=p.place + int(begins[i])) for i, p in pending],
+        )
 
     def encode_alone(self, texts: Sequence[str]) -> OwnIds:
         """Leave out the texts for which HF tokenizers would be asked."""
@@ -133,16 +180,12 @@ class FastEncoder:
         except BaseException as error:  # a panic of a Rust library is no Exception
             raise EngineMismatch(f"it failed on a document ({error})") from error
 
-    def _encode_slowly(self, text: str) -> list[int]:
-        """Ids of a document by HF tokenizers; of a long one only where the engine cannot."""
+    def _encode_by_pieces(self, text: str) -> tuple[list[list[int]], dict[int, str]]:
+        """Ids of the pieces of a document; none of those, by number, that the engine cannot do."""
         pieces = list(_pieces(text)) if self._plan.can_cut else [text]
         found, slow = self._run(MarkedText.of(pieces))
-        parts = [part.tolist() for part in found.split()]
-        chosen = sorted(slow)
-        encoded = self.tokenizer().encode_batch([pieces[i] for i in chosen])
-        for i, replacement in zip(chosen, encoded, strict=True):
-            parts[i] = replacement
-        return [id_ for part in parts for id_ in part]
+        parts = [[] if i in slow else ids.tolist() for i, ids in enumerate(found.split())]
+        return parts, {i: pieces[i] for i in sorted(slow)}
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -17,7 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from fixedcode_megatron.data.encoding import EncodedBlock, EncoderSpec, make_encoder
+from fixedcode_megatron.data.encoding import (
+    EncodedBlock,
+    EncoderSpec,
+    make_encoder,
+    put_in_pending,
+)
 from fixedcode_megatron.data.engine_check import Sample, candidates, compare, probes, unusable
 from fixedcode_megatron.data.engines import EngineError, EngineMismatch, EnginePlan
 from fixedcode_megatron.data.index_format import bin_path, idx_path
@@ -25,7 +30,11 @@ from fixedcode_megatron.data.memory import return_freed_memory
 from fixedcode_megatron.data.options import PreprocessOptions
 from fixedcode_megatron.data.output import Output, cut_to_tokens
 from fixedcode_megatron.data.progress import ByteProgress
-from fixedcode_megatron.data.run_summary import common_summary, dataset_summary
+from fixedcode_megatron.data.run_summary import (
+    common_summary,
+    dataset_summary,
+    library_versions,
+)
 from fixedcode_megatron.data.sentences import make_splitter
 from fixedcode_megatron.data.sources import Item, Lines, Payload, rejection
 from fixedcode_megatron.data.summary import write_summary
@@ -116,6 +125,7 @@ class _Run:
         self.job = hashlib.sha256(json.dumps(identity, default=str).encode()).hexdigest()
         self._lines_before = functools.cache(self.inputs.lines_before)
         self._started = time.monotonic()
+        self._versions: Future[dict[str, str]]
 
     def finished_before(self) -> list[dict[str, Any]] | None:
         """With an explicit `resume`, the summaries of a run of this job that ended well."""
@@ -161,7 +171,9 @@ class _Run:
                 writer.prepare()
             if checkpoints:  # until every file has its name, the job counts as interrupted
                 output.checkpoint(position)
-            common = common_summary(options, self.tokenizer, self.inputs, output)
+            common = common_summary(
+                options, self.tokenizer, self.inputs, output, self._versions.result()
+            )
             common["job"] = self.job
             common["seconds"] = round(time.monotonic() - self._started, 3)
             summaries = [
@@ -176,7 +188,9 @@ class _Run:
 
         A dataset that was there is one that `--overwrite` replaces.
         """
-        common = common_summary(self.options, self.tokenizer, self.inputs, output)
+        common = common_summary(
+            self.options, self.tokenizer, self.inputs, output, self._versions.result()
+        )
         keys = self.options.json_keys
         for prefix, key in zip(self.options.dataset_prefixes(), keys, strict=True):
             idx_path(prefix).unlink(missing_ok=True)
@@ -210,6 +224,7 @@ class _Run:
             expected = dict(zip(sample, ids, strict=True))
             return_freed_memory()  # loading the tokenizer took twice its size
             started.result()
+            self._versions = thread.submit(library_versions)  # while the first blocks are done
             progress = stack.enter_context(
                 ByteProgress(
                     self.inputs.total_bytes, self.options.progress, self.options.log_interval
@@ -225,6 +240,7 @@ class _Run:
                 item = sent.popleft()
                 if (own := block.own) is not None:  # a fast engine stays under watch
                     compare(own.texts, self.tokenizer.encode_batch(own.texts), own.ids)
+                put_in_pending(block, self.tokenizer)
                 before = output.num_tokens
                 position = self._write(block, item, output, position)
                 progress.update(item.read_bytes, output.num_tokens - before)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import platform
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from fixedcode_megatron.data.indexed import IndexedDatasetWriter
@@ -33,7 +32,11 @@ def dataset_summary(writer: IndexedDatasetWriter, key: str) -> dict[str, Any]:
 
 
 def common_summary(
-    options: PreprocessOptions, tokenizer: Tokenizer, inputs: Inputs, output: Output
+    options: PreprocessOptions,
+    tokenizer: Tokenizer,
+    inputs: Inputs,
+    output: Output,
+    versions: dict[str, str],
 ) -> dict[str, Any]:
     """Inputs, tokenizer, what was left out, and versions."""
     kinds = sorted(output.counts)
@@ -51,12 +54,15 @@ def common_summary(
         "input_bytes": inputs.total_bytes,
         "shard": [options.shard_index, options.num_shards],
         "max_tokens": options.max_tokens,
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": versions,
     }
 
 
-def _versions() -> dict[str, str]:
-    found = {}
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that are installed."""
+    from importlib.metadata import PackageNotFoundError, version  # not at the start: 10 ms
+
+    found = {"python": platform.python_version()}
     for library in _LIBRARIES:
         try:
             found[library] = version(library)

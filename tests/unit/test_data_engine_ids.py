@@ -2,12 +2,13 @@
 
 import random
 import re
+import unicodedata
 
 import numpy as np
 import pytest
 
 from fixedcode_megatron.data import digits, engine_ids
-from fixedcode_megatron.data.characters import NUMERIC, tables
+from fixedcode_megatron.data.characters import NUMERIC, UNKNOWN, tables
 from fixedcode_megatron.data.compiled import library
 from fixedcode_megatron.data.engines import EngineMismatch, EnginePlan
 
@@ -21,6 +22,19 @@ def way(request, monkeypatch):
     built = library() if request.param == "compiled" else None
     for module in (digits, engine_ids):
         monkeypatch.setattr(module, "library", lambda: built)
+
+
+def test_the_classes_of_all_characters():
+    classes, pairs = tables()
+    for code, found in enumerate(classes.tolist()):
+        name = unicodedata.category(chr(code)) if 0x80 <= code < 0x34000 else ""
+        is_noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF
+        is_unknown = name == "Cn" and not is_noncharacter
+        expected = NUMERIC if name[:1] == "N" else UNKNOWN if is_unknown else 0
+        assert found == expected, hex(code)
+        if found:
+            first, second = chr(code).encode()[:2]
+            assert pairs[first << 8 | second] & found
 
 
 @pytest.mark.parametrize("dtype", ["uint16", "uint32", "int32"])

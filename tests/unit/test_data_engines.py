@@ -13,6 +13,7 @@ from tokenizers import pre_tokenizers
 from fixedcode_megatron.data import engine_check, engines
 from fixedcode_megatron.data.characters import find_unknown
 from fixedcode_megatron.data.digits import cut_digits, is_digits_then_gpt2
+from fixedcode_megatron.data.encoding import EncodedBlock, EncodedColumn, put_in_pending
 from fixedcode_megatron.data.engine_check import candidates, compare, probes
 from fixedcode_megatron.data.engines import (
     CUT,
@@ -69,8 +70,9 @@ def adversarial(count):
 
 def encode(encoder, texts):
     """Ids of each text."""
-    ids, lengths = encoder.encode_marked(MarkedText.of(texts))
-    return np.split(ids, np.cumsum(lengths)[:-1])
+    found = encoder.encode_marked(MarkedText.of(texts))
+    assert not found.pending
+    return np.split(found.ids, np.cumsum(found.lengths)[:-1])
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -236,6 +238,41 @@ def test_hf_tokenizers_get_only_a_piece_of_a_long_document(tmp_path, engine, dig
         (pieces,) = asked
         assert 1 <= len(pieces) <= 3 and max(map(len, pieces)) < 2300
         assert all("\x04" in piece for piece in pieces)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_few_pieces_are_left_to_the_caller(tmp_path, engine):
+    """Who has HF tokenizers puts their ids in; a worker loads them when it has left enough."""
+    tokenizer = make(tmp_path / "t", digits=True, missing=(0x04, 0x13))
+    rng = random.Random(8)
+    asked = []
+
+    def load():
+        asked.append(encoder._may_leave)
+        return tokenizer
+
+    encoder = FastEncoder(plan_engine(tokenizer, engine), load)
+    words = ["the fox", "it's", "12", "  3", "\n", "é", "jumps"]
+    left = 0
+    for number in range(30):
+        texts = ["", "fox"]
+        for _ in range(3):
+            chosen = rng.choices(words, k=rng.choice((1, 3, 30, 2000)))
+            for _ in range(rng.randrange(3)):
+                unusual = rng.choice(("\x04", "\x13fox", "\u088f's"))
+                chosen.insert(rng.randint(0, len(chosen)), unusual)
+            texts.insert(rng.randrange(2), " ".join(chosen))
+        texts += ["\x04", "\x13"] * (number == 20)
+        found = encoder.encode_marked(MarkedText.of(texts), "uint16", eod=0)
+        left += sum(len(piece.text) for piece in found.pending)
+        column = EncodedColumn(found.ids, found.lengths.astype(np.int32), pending=found.pending)
+        put_in_pending(EncodedBlock([column]), tokenizer)
+        expected = [[*ids, 0] if ids else [] for ids in tokenizer.encode_batch(texts)]
+        assert column.ids.dtype == np.uint16 and column.pending == []
+        parts = np.split(column.ids, np.cumsum(column.lengths)[:-1])
+        assert [part.tolist() for part in parts] == expected
+    assert 20_000 < left <= 1 << 15 and encoder._may_leave == (1 << 15) - left
+    assert len(asked) == 1  # a document of nothing else is never left
 
 
 @pytest.mark.parametrize(
