@@ -207,6 +207,7 @@ class _Run:
         sent: deque[Item] = deque()  # what their results need: the place, not the text
 
         sample: list[str] = []
+        expected: Future[list[list[int]]] | None = None
 
         def payloads(begin: Position = position) -> Iterator[Payload]:
             if sample:
@@ -216,15 +217,12 @@ class _Run:
                 yield item.payload
 
         with ExitStack() as stack:
-            thread = stack.enter_context(ThreadPoolExecutor(1))
-            started = thread.submit(pool.start, make_encoder, (self._spec(plan),))
-            if plan is not None:  # while the workers start
+            aside = stack.enter_context(ThreadPoolExecutor(2))  # while the workers start
+            started = aside.submit(pool.start, make_encoder, (self._spec(plan),))
+            if plan is not None:
                 sample += [*probes(self.tokenizer.added_spellings), *self.inputs.sample()]
-            ids = self.tokenizer.encode_batch(sample) if sample else []
-            expected = dict(zip(sample, ids, strict=True))
-            return_freed_memory()  # loading the tokenizer took twice its size
+                expected = aside.submit(self._encode, sample)
             started.result()
-            self._versions = thread.submit(library_versions)  # while the first blocks are done
             progress = stack.enter_context(
                 ByteProgress(
                     self.inputs.total_bytes, self.options.progress, self.options.log_interval
@@ -232,10 +230,12 @@ class _Run:
             )
             results = pool.map(payloads())
             stack.callback(results.close)
-            if sample:
+            if expected is not None:
                 own = next(results).own
                 assert own is not None
-                compare(own.texts, [expected[text] for text in own.texts], own.ids)
+                ids = dict(zip(sample, expected.result(), strict=True))
+                compare(own.texts, [ids[text] for text in own.texts], own.ids)
+            self._versions = aside.submit(library_versions)
             for block in results:
                 item = sent.popleft()
                 if (own := block.own) is not None:  # a fast engine stays under watch
@@ -249,6 +249,11 @@ class _Run:
                     break
                 output.checkpoint_if_due(position)
         return position
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        ids = self.tokenizer.encode_batch(texts)
+        return_freed_memory()  # loading the tokenizer took twice its size
+        return ids
 
     def _write(
         self, block: EncodedBlock, item: Item, output: Output, position: Position

@@ -21,6 +21,8 @@ from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import IO, Any
 
+import numpy as np
+
 from fixedcode_megatron.data.interpreter import (
     ask_to_end,
     end_interpreter,
@@ -260,8 +262,8 @@ def receive(stream: IO[bytes]) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
-def _read(stream: IO[bytes], size: int) -> bytearray:
-    data = bytearray(size)
+def _read(stream: IO[bytes], size: int) -> memoryview:
+    data = np.empty(size, np.uint8).data  # not filled with zeros first, as a bytearray is
     if stream.readinto(data) < size:  # type: ignore[attr-defined]
         raise EOFError
     return data
