@@ -9,18 +9,23 @@ Without --tokenizer two are trained on the text: a GPT-2-style BPE of 50,257 ids
 one (digits apart) of 49,152. Rivals that take minutes see the first --slow-size megabytes only;
 their rate does not depend on the size. Repeats are interleaved; the CSV holds each of them, the
 printed ratios use medians. CPU seconds count all processes and are steadier than wall seconds on a
-busy machine. `engine` is the library alone, first pass, one process per worker, by the call that
-our tool uses, on UTF-8 that lies in memory; its start (interpreters, the library, the tokenizer) is
-not in its seconds but in start_seconds, and the ratio is printed with it and without it: ours is a
-whole command, start, reading, parsing, proof and writing included. `threads` is the library in one
-process, by its own batch call and threads, without its start. `files` is the library as a command:
-a process that reads the same file by the library's own reader and threads; it writes nothing. What
-the library cannot split as the tokenizer does is cut for it beforehand, but for `files`.
+busy machine. Peak memory is that of one more run of each, which is not timed, for watching takes
+time.
+
+`engine` is the library alone, first pass, one process per worker, by the call that our tool uses,
+on UTF-8 that lies in memory; its start (the program's interpreter and the workers', the library,
+the tokenizer) is not in its seconds but in start_seconds, and the ratio is printed with it and
+without it: ours is a whole command, start, reading, parsing, proof and writing included. `threads`
+is the library in one process, by its own batch call and threads, without its start. `files` is the
+library as a command: a process that reads the same file by the library's own reader and threads; it
+writes nothing. What the library cannot split as the tokenizer does is cut for it beforehand, but
+for `files`.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import json
 import resource
@@ -109,16 +114,23 @@ class TreeMemory:
         self._thread.join()
 
 
-def measure(name: str, command: list[str], lines: Path) -> dict[str, float | int | str]:
-    """Run a command; its wall and CPU seconds, and peak memory, with all its processes."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    started = time.monotonic()
+def run(command: list[str], watch: bool = False) -> tuple[str, int]:
+    """What a command printed, and, if it is to be watched, its peak memory in bytes."""
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    with TreeMemory(psutil.Process(process.pid)) as memory:
+    memory = TreeMemory(psutil.Process(process.pid))
+    with memory if watch else contextlib.nullcontext():
         out, errors = process.communicate()
-    seconds = time.monotonic() - started
     if process.returncode:
         raise SystemExit(f"{' '.join(command)}\n{errors}")
+    return out, memory.peak
+
+
+def measure(name: str, command: list[str], lines: Path) -> dict[str, float | int | str]:
+    """Run a command; its wall and CPU seconds, with all its processes."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    started = time.monotonic()
+    out, _ = run(command)
+    seconds = time.monotonic() - started
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     busy = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     answer = json.loads(out) if out.startswith("{") else {}
@@ -134,7 +146,6 @@ def measure(name: str, command: list[str], lines: Path) -> dict[str, float | int
         "tokens": answer.get("tokens", 0),
         "mb_per_s": round(megabytes / seconds, 2),
         "mb_per_cpu_s": round(megabytes / busy, 2),
-        "peak_mb": round(memory.peak / 1e6),
     }
 
 
@@ -142,27 +153,30 @@ def run_tokenizer(
     tokenizer: Path, corpus: Path, slow: Path, workers: int, repeats: int, folder: Path
 ) -> list[dict]:
     """All contenders, interleaved."""
-    rows = []
+    rows: list[dict] = []
     ours = [sys.executable, str(ROOT / "tools/preprocess_data.py"), "--append-eod"]
     ours += ["--tokenizer-model", str(tokenizer), "--input", str(corpus), "--workers", str(workers)]
     ours += ["--output-prefix", str(folder / "ours")]
-    rivals = str(ROOT / "benchmarks/preprocess_rivals.py")
+    commands = {"ours": (ours, corpus)}
+    for rival in RIVALS:
+        lines = slow if rival in SLOW else corpus
+        script = str(ROOT / "benchmarks/preprocess_rivals.py")
+        arguments = [rival, str(tokenizer), str(lines), str(workers), str(folder / rival)]
+        commands[rival] = ([sys.executable, script, *arguments], lines)
+    peaks = {name: run(command, watch=True)[1] for name, (command, _) in commands.items()}
     for repeat in range(repeats):
-        row = measure("ours", ours, corpus)
-        summary = json.loads((folder / "ours_text_document.json").read_text())
-        row["tokens"] = summary["tokens"]
-        row["engine"] = summary["tokenizer_engine"]
-        rows.append(row)
-        for path in folder.glob("ours*"):
-            path.unlink()
-        for rival in RIVALS:
-            lines = slow if rival in SLOW else corpus
-            if rival in SLOW and repeat >= 2:
+        for name, (command, lines) in commands.items():
+            if name in SLOW and repeat >= 2:
                 continue  # two repeats of the slow ones are enough
-            out = str(folder / rival)
-            command = [sys.executable, rivals, rival, str(tokenizer), str(lines), str(workers), out]
-            rows.append(measure(rival, command, lines))
-        for row in rows[-1 - len(RIVALS) :]:
+            for path in folder.glob("ours*"):
+                path.unlink()
+            row = measure(name, command, lines)
+            row["peak_mb"] = round(peaks[name] / 1e6)
+            if name == "ours":
+                summary = json.loads((folder / "ours_text_document.json").read_text())
+                row["tokens"] = summary["tokens"]
+                row["engine"] = summary["tokenizer_engine"]
+            rows.append(row)
             print("  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     for row in rows:
         row["tokenizer"] = tokenizer.name

@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -119,7 +120,8 @@ def _encode_share(path: str) -> tuple[int, float, float, float, float]:
 def engine(folder: str, lines: str, workers: int, output: str) -> dict:
     """The library alone, first pass, one process per worker, UTF-8 in memory, nothing written.
 
-    Its start is that of the interpreters, which import the library and load the tokenizer.
+    Its start is that of a program, which does nothing but start its workers, and of theirs, which
+    import the library and load the tokenizer.
     """
     from fixedcode_megatron.data.engines import CUT, END
 
@@ -129,7 +131,9 @@ def engine(folder: str, lines: str, workers: int, output: str) -> dict:
     paths = [f"{output}.{index}" for index in range(workers)]
     for index, path in enumerate(paths):
         Path(path).write_bytes(pickle.dumps(texts[index::workers]))
-    started = time.monotonic()
+    started, before = time.monotonic(), os.times()
+    subprocess.run([sys.executable, "-c", "import multiprocessing"], check=True)
+    after = os.times()
     context = multiprocessing.get_context("spawn")
     with context.Pool(workers, _load_engine, (definition,)) as processes:
         processes.map(abs, range(workers), chunksize=1)
@@ -142,7 +146,9 @@ def engine(folder: str, lines: str, workers: int, output: str) -> dict:
         "seconds": max(r[2] for r in results) - min(r[1] for r in results),
         "cpu_seconds": sum(result[3] for result in results),
         "start_seconds": ready,
-        "start_cpu_seconds": sum(result[4] for result in results),
+        "start_cpu_seconds": sum(result[4] for result in results)
+        + sum(after[2:4])
+        - sum(before[2:4]),
     }
 
 
