@@ -25,7 +25,7 @@ from fixedcode_megatron.data.unassigned import split_classes
 ENGINES = ("gigatoken", "fastokens")
 # An engine that keeps every word is built anew when its process has more memory than the first, but
 # not before it added the second.
-_PROCESS_BYTES, _CACHE_BYTES = 190 << 20, 72 << 20
+_PROCESS_BYTES, _CACHE_BYTES = 200 << 20, 82 << 20
 # gigatoken's table of words doubles, and for a moment both are there: four times what the doubling
 # before added, after about twice the text. Where that would take more memory than this beyond the
 # memory at the start, the engine is built anew before.
