@@ -58,7 +58,7 @@ class _Gigatoken(Engine):
 
     name = "gigatoken"
 
-    def __init__(self, definition: str) -> None:
+    def __init__(self, definition: bytes) -> None:
         self._library = import_module("gigatoken")
         self._definition = definition
         self._build()
@@ -100,15 +100,15 @@ class _Gigatoken(Engine):
 class _Fastokens(Engine):
     name = "fastokens"
 
-    def __init__(self, definition: str) -> None:
+    def __init__(self, definition: bytes) -> None:
         library = import_module("fastokens")
-        self._inner = library.Tokenizer.from_json_str(definition)
+        self._inner = library.Tokenizer.from_json_str(definition.decode())
 
     def encode(self, text: bytes) -> np.ndarray:
         return np.frombuffer(self._inner.encode_batch_flat([str(text, "utf-8")])[0], "<u4")
 
 
-_BUILDERS: dict[str, Callable[[str], Engine]] = {"gigatoken": _Gigatoken, "fastokens": _Fastokens}
+_BUILDERS: dict[str, Callable[[bytes], Engine]] = {"gigatoken": _Gigatoken, "fastokens": _Fastokens}
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def build_engine(plan: EnginePlan) -> Engine:
         If the engine is not installed or cannot do this tokenizer.
     """
     try:
-        return _BUILDERS[plan.engine](plan.definition.decode())
+        return _BUILDERS[plan.engine](plan.definition)
     except ImportError as error:
         raise EngineError(f"{plan.engine} is not installed: pip install {plan.engine}") from error
     except Exception as error:  # each library raises its own kinds

@@ -404,8 +404,8 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("start", "growth", "rebuilt"),
     [
-        (100, [0, *[10] * 9, 1, 0], [12]),  # over 190 in all
-        (150, [*[12] * 6, 1, 0], [8]),  # over 72 more than at the start
+        (100, [0, *[10] * 10, 1, 0], [13]),  # over 200 in all
+        (150, [*[12] * 6, 11, 0], [8]),  # over 82 more than at the start
         (80, [0, 40, 0, 0, 0, 0], [5]),  # the next would add 80 beside 80: 200 over the start
         (80, [0, 0, 0, 40, 0, 0, 0, 0], [8]),  # that comes after twice the text
         (80, [*[0] * 8, 20, 40, 0, 0, 0, 0], [13]),  # and sooner where the text has changed

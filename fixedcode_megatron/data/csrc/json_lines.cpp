@@ -15,14 +15,32 @@ namespace {
 using Byte = uint8_t;
 
 constexpr int kMaxDepth = 64;
-constexpr uint64_t kOnes = 0x0101010101010101, kHighs = 0x8080808080808080;
+constexpr int kWindow = 64;
 
-// The high bit of each byte that is a quote, a backslash, below a space or outside ASCII. Bits
-// above the lowest one that is set may be wrong.
-inline uint64_t special_bytes(uint64_t word) {
-  const uint64_t quote = word ^ (kOnes * '"'), backslash = word ^ (kOnes * '\\');
-  return ((quote - kOnes) | (backslash - kOnes) | (word - kOnes * ' ')) & kHighs;
+// A bit for each of `kWindow` bytes that is a quote, a backslash, below a space or outside ASCII.
+inline uint64_t special_bytes(const Byte* p) {
+  Byte found[kWindow];
+  for (int i = 0; i < kWindow; ++i) {
+    found[i] = (p[i] == '"') | (p[i] == '\\') | (p[i] < ' ') | (p[i] >> 7);
+  }
+  uint64_t bits = 0;
+  for (int i = 0; i < kWindow; i += 8) {
+    uint64_t word;
+    memcpy(&word, found + i, 8);
+    bits |= word * 0x0102040810204080 >> 56 << i;  // eight bytes of 0 or 1 to as many bits
+  }
+  return bits;
 }
+
+// What a character behind a backslash means; 0 for u, and for what must not stand there.
+struct Meant {
+  Byte of[256] = {};
+  constexpr Meant() {
+    of['"'] = '"', of['\\'] = '\\', of['/'] = '/';
+    of['b'] = '\b', of['f'] = '\f', of['n'] = '\n', of['r'] = '\r', of['t'] = '\t';
+  }
+};
+constexpr Meant kMeant;
 
 struct Output {
   Byte* text;
@@ -41,7 +59,9 @@ int hex_digit(Byte c) {
 
 class Line {
  public:
-  Line(const Byte* begin, const Byte* end) : p_(begin), end_(end) {}
+  // `data_end` is where the lines behind this one end: so far bytes may be looked at.
+  Line(const Byte* begin, const Byte* end, const Byte* data_end)
+      : p_(begin), end_(end), data_end_(data_end), window_(begin - kWindow) {}
 
   // Reads an object to the end of the line and appends the string under `key`, the last one if
   // there are several.
@@ -155,15 +175,20 @@ class Line {
     if (!take('"')) return false;
     Byte* o = kKeep ? out.text + out.size : nullptr;
     while (true) {
-      while (end_ - p_ >= 8) {
-        uint64_t word;
-        memcpy(&word, p_, 8);
-        const uint64_t special = special_bytes(word);
-        if (kKeep) memcpy(o, p_, 8);
-        const int plain = special ? __builtin_ctzll(special) >> 3 : 8;
+      while (data_end_ - p_ >= kWindow) {
+        if (p_ - window_ >= kWindow) {
+          window_ = p_;
+          specials_ = special_bytes(p_);
+        }
+        const int left = static_cast<int>(window_ + kWindow - p_);
+        const uint64_t specials = specials_ >> (kWindow - left);
+        const int plain = specials ? __builtin_ctzll(specials) : left;
+        if (kKeep) {
+          memcpy(o, p_, kWindow);  // more than is needed, but always as much
+          o += plain;
+        }
         p_ += plain;
-        if (kKeep) o += plain;
-        if (special) break;
+        if (specials) break;
       }
       if (p_ == end_) return false;
       const Byte c = *p_;
@@ -173,6 +198,12 @@ class Line {
         return true;
       }
       if (c == '\\') {
+        const Byte meant = end_ - p_ < 2 ? 0 : kMeant.of[p_[1]];
+        if (meant) {
+          if (kKeep) *o++ = meant;
+          p_ += 2;
+          continue;
+        }
         uint32_t code;
         if (!read_escape(&code)) return false;
         if (kKeep && !put(code, o, out)) return false;
@@ -239,21 +270,9 @@ class Line {
     return true;
   }
 
+  // Of a character by its number.
   bool read_escape(uint32_t* code) {
-    if (end_ - p_ < 2) return false;
-    const Byte c = p_[1];
-    p_ += 2;
-    switch (c) {
-      case '"': case '\\': case '/': *code = c; return true;
-      case 'b': *code = '\b'; return true;
-      case 'f': *code = '\f'; return true;
-      case 'n': *code = '\n'; return true;
-      case 'r': *code = '\r'; return true;
-      case 't': *code = '\t'; return true;
-      case 'u': break;
-      default: return false;
-    }
-    if (!read_hex(code)) return false;
+    if (!take("\\u", 2) || !read_hex(code)) return false;
     if (*code < 0xD800 || *code > 0xDFFF) return true;
     uint32_t low;
     if (*code > 0xDBFF || !take("\\u", 2) || !read_hex(&low)) return false;
@@ -287,6 +306,9 @@ class Line {
 
   const Byte* p_;
   const Byte* const end_;
+  const Byte* const data_end_;
+  const Byte* window_;  // where the bytes of `specials_` begin
+  uint64_t specials_ = 0;
 };
 
 }  // namespace
@@ -306,7 +328,7 @@ int64_t json_lines_read(const Byte* data, int64_t size, const Byte* key, int64_t
   while (p != end) {
     const void* newline = memchr(p, '\n', end - p);
     const Byte* line_end = newline ? static_cast<const Byte*>(newline) : end;
-    if (!Line(p, line_end).read(key, key_size, out)) return -1;
+    if (!Line(p, line_end, end).read(key, key_size, out)) return -1;
     ends[documents++] = out.size;
     memcpy(text + out.size, marker, marker_size);
     out.size += marker_size;
