@@ -25,7 +25,7 @@ from fixedcode_megatron.data.unassigned import split_classes
 ENGINES = ("gigatoken", "fastokens")
 # An engine that keeps every word is built anew when its process has more memory than the first, but
 # not before it added the second.
-_PROCESS_BYTES, _CACHE_BYTES = 200 << 20, 82 << 20
+_PROCESS_BYTES, _CACHE_BYTES = 195 << 20, 77 << 20
 # gigatoken's table of words doubles, and for a moment both are there: four times what the doubling
 # before added, after about twice the text. Where that would take more memory than this beyond the
 # memory at the start, the engine is built anew before.
@@ -83,8 +83,10 @@ class _Gigatoken(Engine):
         after = resident_bytes()
         added = after - before - ids.nbytes
         if added > _LEAST_DOUBLING:
-            # Twice the text in all; twice that since the doubling before, if the text has changed.
-            soon = min(0.7 * self._text_bytes, 1.3 * (self._text_bytes - self._doubled_at))
+            # At twice the text, if the doubling before was at about half of it; if not, the text
+            # may have changed, and nothing tells.
+            since = self._text_bytes - self._doubled_at
+            soon = min(0.7 * self._text_bytes, since) if since > 0.4 * self._text_bytes else 0
             too_large = after + 4 * added > self._start_bytes + _DOUBLING_BYTES
             self._most_text = self._text_bytes + soon if too_large else math.inf
             self._doubled_at = self._text_bytes
@@ -94,7 +96,7 @@ class _Gigatoken(Engine):
         if self._start_bytes is None:
             return False
         limit = max(_PROCESS_BYTES, self._start_bytes + _CACHE_BYTES)
-        return resident > limit or self._text_bytes > self._most_text
+        return resident > limit or self._text_bytes >= self._most_text
 
 
 class _Fastokens(Engine):

@@ -156,7 +156,8 @@ class IndexedDatasetWriter:
         if len(ids) == 0:
             return
         limits = np.iinfo(self.dtype)
-        low, high = int(ids.min()), int(ids.max())
+        low = 0 if np.issubdtype(ids.dtype, np.unsignedinteger) else int(ids.min())
+        high = int(ids.max())
         if low < 0 or high > limits.max:
             raise UserError(
                 f"token id {low if low < 0 else high} does not fit into {self.dtype.name} "

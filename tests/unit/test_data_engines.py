@@ -404,11 +404,11 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("start", "growth", "rebuilt"),
     [
-        (100, [0, *[10] * 10, 1, 0], [13]),  # over 200 in all
-        (150, [*[12] * 6, 11, 0], [8]),  # over 82 more than at the start
+        (100, [0, *[10] * 9, 5, 1, 0], [13]),  # over 195 in all
+        (150, [*[12] * 6, 5, 1, 0], [9]),  # over 77 more than at the start
         (80, [0, 40, 0, 0, 0, 0], [5]),  # the next would add 80 beside 80: 200 over the start
         (80, [0, 0, 0, 40, 0, 0, 0, 0], [8]),  # that comes after twice the text
-        (80, [*[0] * 8, 20, 40, 0, 0, 0, 0], [13]),  # and sooner where the text has changed
+        (80, [*[0] * 8, 20, 40, 0, 0, 0, 0], [11]),  # at once where the text has changed
         (80, [0, 30, 0, 0, 0, 0, 0], []),  # 150 over the start
         (80, [0, 40, 0, 13, 0, 0, 0, 0], []),  # a later one, of less
     ],
