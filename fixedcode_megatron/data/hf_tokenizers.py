@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,32 +57,31 @@ class HuggingFaceTokenizer(Tokenizer):
         self.path, self.source = path, content
         self._parse_special_tokens = parse_special_tokens
         self.name = f"tokenizer {path}"
-        self._read_vocabulary()
-        self.eod_id = self._find_eod()
+        self.eod_id = self._find_eod(self._read_vocabulary())
         digest = hashlib.sha256(content)
         digest.update(b"eod %d" % (-1 if self.eod_id is None else self.eod_id))
         digest.update(b"special" * parse_special_tokens)
         self.fingerprint = digest.hexdigest()
 
-    def _read_vocabulary(self) -> None:
-        """What the source says without the library, which takes five times as long to read it."""
+    def _read_vocabulary(self) -> Callable[[str], int | None]:
+        """What the source says without the library, which takes five times as long to read it.
+
+        Returns the id of a spelling; the vocabulary itself is not kept.
+        """
         try:
             tree = orjson.loads(self.source)
             vocabulary, added = tree["model"]["vocab"], tree.get("added_tokens") or []
             if isinstance(vocabulary, list):  # pieces and their scores
                 vocabulary = {piece[0]: i for i, piece in enumerate(vocabulary)}
-            self._vocabulary = vocabulary
-            self._added = {token["content"]: token["id"] for token in added}
-            self.vocab_size = max((*vocabulary.values(), *self._added.values())) + 1
+            ids = {token["content"]: token["id"] for token in added}
+            self.vocab_size = max((*vocabulary.values(), *ids.values())) + 1
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
             raise UserError(
                 f"--tokenizer-model {self.path}: not a tokenizer.json ({error!r})"
             ) from error
-        self.added_spellings = list(self._added)
+        self.added_spellings = list(ids)
         self._tree = tree
-
-    def _id(self, spelling: str) -> int | None:
-        return self._vocabulary.get(spelling, self._added.get(spelling))
+        return lambda spelling: vocabulary.get(spelling, ids.get(spelling))
 
     @functools.cached_property
     def _inner(self) -> Any:
@@ -103,7 +102,7 @@ class HuggingFaceTokenizer(Tokenizer):
         inner.encode_special_tokens = not self._parse_special_tokens  # "as text", oddly
         return inner
 
-    def _find_eod(self) -> int | None:
+    def _find_eod(self, id_of: Callable[[str], int | None]) -> int | None:
         """Id of the end-of-document token: the config beside the file, else the usual spellings."""
         config = self.path.with_name("tokenizer_config.json")
         if config.is_file():
@@ -114,14 +113,14 @@ class HuggingFaceTokenizer(Tokenizer):
             if isinstance(token, dict):
                 token = token.get("content")
             if token is not None:
-                found = self._id(token)
+                found = id_of(token)
                 if found is None:
                     raise UserError(
                         f"{config}: eos_token {token!r} is not in the vocabulary of {self.path}"
                     )
                 return found
         for spelling in EOD_SPELLINGS:
-            found = self._id(spelling)
+            found = id_of(spelling)
             if found is not None:
                 return found
         return None
@@ -168,8 +167,7 @@ class GPT2BPETokenizer(HuggingFaceTokenizer):
         self._parse_special_tokens = parse_special_tokens
         self._inner = self._set_up(inner)
         self.name = f"tokenizer {vocab_file}"
-        self._read_vocabulary()
-        self.eod_id = self._id(EOD_SPELLINGS[0])
+        self.eod_id = self._read_vocabulary()(EOD_SPELLINGS[0])
         digest = hashlib.sha256(Path(vocab_file).read_bytes())
         digest.update(Path(merge_file).read_bytes())
         digest.update(b"special" * parse_special_tokens)
