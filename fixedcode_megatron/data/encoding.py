@@ -182,10 +182,7 @@ class BlockEncoder:
         return column
 
     def _column(
-        self,
-        ids: np.ndarray,
-        lengths: np.ndarray,
-        sequences: np.ndarray | None,
+        self, ids: np.ndarray, lengths: np.ndarray, sequences: np.ndarray | None
     ) -> EncodedColumn:
         ids = ids.astype(self._spec.dtype, copy=False)
         column = EncodedColumn(ids, lengths.astype(np.int32), sequences)

@@ -16,8 +16,9 @@ import subprocess
 import sys
 import threading
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, NoReturn
+from typing import IO, Any, NoReturn
 
 _ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",  # one thread per worker
@@ -142,17 +143,17 @@ def _fork() -> Interpreter:
     with theirs, to_reports:
         pid = os.fork()
         if pid == 0:
-            os.dup2(theirs.fileno(), 0)
-            os.dup2(to_reports.fileno(), 1)
-            for stream in (ours, theirs, reports, to_reports):
-                stream.close()
-            _run()
+            _run(theirs, to_reports, (ours, reports))
     return _Fork(pid, reports), ours
 
 
-def _run() -> NoReturn:
+def _run(control: socket.socket, reports: IO[bytes], others: Iterable[Any]) -> NoReturn:
     status = 1
     try:
+        os.dup2(control.fileno(), 0)
+        os.dup2(reports.fileno(), 1)
+        for stream in (control, reports, *others):
+            stream.close()
         os.setsid()  # as above
         os.environ.update(_ENVIRONMENT)
         from fixedcode_megatron.data import worker_process

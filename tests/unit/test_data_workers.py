@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -32,3 +34,31 @@ def test_two_workers_may_die(monkeypatch):
     pool.start(make_deadly, ())
     with pytest.raises(WorkerDied, match="was killed by SIGKILL"):
         list(pool.map(range(12)))
+
+
+BOOT = """
+import threading
+from fixedcode_megatron.data import interpreter
+{}
+interpreter.boot()
+print(type(interpreter._booted[0][0]).__name__)
+interpreter.end_unused()
+{}
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="needs Linux's pidfd_open")
+@pytest.mark.parametrize(
+    ("before", "after", "found"),
+    [
+        ("", "", "_Fork"),
+        ("e = threading.Event(); threading.Thread(target=e.wait).start()", "e.set()", "Popen"),
+        ("del interpreter.os.pidfd_open", "", "Popen"),
+    ],
+)
+def test_a_program_is_forked_only_while_it_has_one_thread(before, after, found):
+    done = subprocess.run(
+        [sys.executable, "-c", BOOT.format(before, after)],
+        capture_output=True, text=True, timeout=60, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{found}\n", "")
