@@ -176,9 +176,9 @@ class BlockEncoder:
         assert self._fast is not None
         self._last = text
         eod = self._spec.eod if sequences is None else None
-        found = self._fast.encode_marked(text, self._spec.dtype, eod)
+        found, pending = self._fast.encode_marked(text, self._spec.dtype, eod)
         column = self._column(found.ids, found.lengths, sequences)
-        column.ended, column.pending = eod is not None, found.pending
+        column.ended, column.pending = eod is not None, pending
         return column
 
     def _column(

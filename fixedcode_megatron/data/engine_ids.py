@@ -21,13 +21,10 @@ class DocumentIds:
         Of all documents, one after the other.
     lengths
         Number of ids of each document, int64 [documents].
-    missing
-        Documents with a byte that the vocabulary lacks, by number: their ids are not right.
     """
 
     ids: np.ndarray
     lengths: np.ndarray
-    missing: list[int]
 
     def split(self) -> list[np.ndarray]:
         """The ids of each document."""
@@ -41,7 +38,7 @@ def collect_ids(
     num_cuts: int,
     dtype: str,
     eod: int | None,
-) -> DocumentIds:
+) -> tuple[DocumentIds, list[int]]:
     """Take the markers out of an engine's ids.
 
     Parameters
@@ -57,6 +54,13 @@ def collect_ids(
     eod
         To be appended to each document that has an id; None appends nothing.
 
+    Returns
+    -------
+    found
+        The ids.
+    missing
+        Documents with a byte that the vocabulary lacks, by number: their ids are not right.
+
     Raises
     ------
     EngineMismatch
@@ -65,14 +69,14 @@ def collect_ids(
     built = library()
     collect = _collect if built is None else _collect_compiled
     result = collect(np.ascontiguousarray(found, np.uint32), plan, num_documents, dtype, eod)
-    if result is None or result[1] != num_cuts:
+    if result is None or result[2] != num_cuts:
         raise EngineMismatch("it lost the end of a document")
-    return result[0]
+    return result[:2]
 
 
 def _collect_compiled(
     found: np.ndarray, plan: EnginePlan, num_documents: int, dtype: str, eod: int | None
-) -> tuple[DocumentIds, int] | None:
+) -> tuple[DocumentIds, list[int], int] | None:
     built = library()
     assert built is not None
     ids = np.empty(len(found), dtype)
@@ -85,12 +89,12 @@ def _collect_compiled(
     )
     if size < 0:
         return None
-    return DocumentIds(ids[:size], lengths, np.flatnonzero(missing).tolist()), cuts.value
+    return DocumentIds(ids[:size], lengths), np.flatnonzero(missing).tolist(), cuts.value
 
 
 def _collect(
     found: np.ndarray, plan: EnginePlan, num_documents: int, dtype: str, eod: int | None
-) -> tuple[DocumentIds, int] | None:
+) -> tuple[DocumentIds, list[int], int] | None:
     is_end = found == plan.end
     if np.count_nonzero(is_end) != num_documents or not is_end[-1:].all():
         return None
@@ -104,4 +108,4 @@ def _collect(
         found = np.where(is_end, np.uint32(eod), found)
         lengths += lengths > 0
     missing = np.unique(document[~(plain | is_end | is_cut)]).tolist()
-    return DocumentIds(found[kept].astype(dtype), lengths, missing), int(np.count_nonzero(is_cut))
+    return DocumentIds(found[kept].astype(dtype), lengths), missing, int(np.count_nonzero(is_cut))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -55,25 +55,6 @@ class Pending:
     text: str
 
 
-@dataclass(frozen=True)
-class MarkedIds:
-    """Ids of documents.
-
-    Attributes
-    ----------
-    ids
-        Of all documents, one after the other.
-    lengths
-        Number of ids of each document, int64 [documents].
-    pending
-        Pieces whose ids are still to be put in, by place.
-    """
-
-    ids: np.ndarray
-    lengths: np.ndarray
-    pending: list[Pending] = field(default_factory=list)
-
-
 class FastEncoder:
     """A tokenizer's ids by an engine, with HF tokenizers for the documents the engine cannot do.
 
@@ -108,8 +89,8 @@ class FastEncoder:
 
     def encode_marked(
         self, text: MarkedText, dtype: str = "uint32", eod: int | None = None
-    ) -> MarkedIds:
-        """Ids of all documents.
+    ) -> tuple[DocumentIds, list[Pending]]:
+        """Ids of all documents, and pieces whose ids are still to be put in, by place.
 
         Parameters
         ----------
@@ -120,7 +101,7 @@ class FastEncoder:
         """
         found, slow = self._run(text, dtype, eod)
         if not slow:
-            return MarkedIds(found.ids, found.lengths)
+            return found, []
         documents = found.split()
         pending: list[tuple[int, Pending]] = []  # with the number of the document
         for i in sorted(slow):
@@ -138,9 +119,8 @@ class FastEncoder:
             documents[i] = np.array([*flat, eod] if flat and eod is not None else flat, dtype)
         lengths = np.fromiter(map(len, documents), np.int64, len(documents))
         begins = np.cumsum(lengths) - lengths
-        return MarkedIds(
-            np.concatenate(documents),
-            lengths,
+        return (
+            DocumentIds(np.concatenate(documents), lengths),
             [replace(p, place=p.place + int(begins[i])) for i, p in pending],
         )
 
@@ -168,9 +148,10 @@ class FastEncoder:
         if len(unknown):
             unknown = unknown[~self._unassigned.find(codes)]
             slow.update(np.searchsorted(text.bounds, unknown, side="right").tolist())
-        found = collect_ids(self._encode(data), self._plan, len(text), num_cuts, dtype, eod)
-        slow.update(found.missing)
-        return found, slow
+        found, missing = collect_ids(
+            self._encode(data), self._plan, len(text), num_cuts, dtype, eod
+        )
+        return found, slow.union(missing)
 
     def _encode(self, text: bytes) -> np.ndarray:
         try:

@@ -171,9 +171,7 @@ class _Run:
                 writer.prepare()
             if checkpoints:  # until every file has its name, the job counts as interrupted
                 output.checkpoint(position)
-            common = common_summary(
-                options, self.tokenizer, self.inputs, output, self._versions.result()
-            )
+            common = self._common_summary(output)
             common["job"] = self.job
             common["seconds"] = round(time.monotonic() - self._started, 3)
             summaries = [
@@ -183,14 +181,16 @@ class _Run:
             output.commit(summaries)
             return summaries
 
+    def _common_summary(self, output: Output) -> dict[str, Any]:
+        versions = self._versions.result()
+        return common_summary(self.options, self.tokenizer, self.inputs, output, versions)
+
     def _note_empty_shard(self, output: Output) -> None:
         """Leave summaries alone, by which merging knows that nothing is missing.
 
         A dataset that was there is one that `--overwrite` replaces.
         """
-        common = common_summary(
-            self.options, self.tokenizer, self.inputs, output, self._versions.result()
-        )
+        common = self._common_summary(output)
         keys = self.options.json_keys
         for prefix, key in zip(self.options.dataset_prefixes(), keys, strict=True):
             idx_path(prefix).unlink(missing_ok=True)

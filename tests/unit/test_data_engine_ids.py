@@ -54,10 +54,10 @@ def test_the_classes_of_all_characters():
 )  # fmt: skip
 def test_documents_of_an_engines_ids(way, found, cuts, eod, ids, lengths, missing, dtype):
     ids_in = np.array(found, np.uint32)
-    result = engine_ids.collect_ids(ids_in, PLAN, len(lengths), cuts, dtype, eod)
+    result, found_missing = engine_ids.collect_ids(ids_in, PLAN, len(lengths), cuts, dtype, eod)
     assert result.ids.dtype == dtype and result.ids.tolist() == ids
     assert result.lengths.dtype == np.int64 and result.lengths.tolist() == lengths
-    assert result.missing == missing
+    assert found_missing == missing
     assert [len(part) for part in result.split()] == lengths
 
 
@@ -103,9 +103,11 @@ def test_random_ids_and_their_documents(way):
             found += [*marked, 1256]
         expected = [[*d, eod] if d and eod is not None else d for d in documents]
         ids = np.array(found, np.uint32)
-        result = engine_ids.collect_ids(ids, PLAN, len(documents), cuts, "uint16", eod)
+        result, found_missing = engine_ids.collect_ids(
+            ids, PLAN, len(documents), cuts, "uint16", eod
+        )
         assert [part.tolist() for part in result.split()] == expected
-        assert result.missing == missing
+        assert found_missing == missing
 
 
 ATOMS = [

@@ -70,8 +70,8 @@ def adversarial(count):
 
 def encode(encoder, texts):
     """Ids of each text."""
-    found = encoder.encode_marked(MarkedText.of(texts))
-    assert not found.pending
+    found, pending = encoder.encode_marked(MarkedText.of(texts))
+    assert not pending
     return np.split(found.ids, np.cumsum(found.lengths)[:-1])
 
 
@@ -263,9 +263,9 @@ def test_a_few_pieces_are_left_to_the_caller(tmp_path, engine):
                 chosen.insert(rng.randint(0, len(chosen)), unusual)
             texts.insert(rng.randrange(2), " ".join(chosen))
         texts += ["\x04", "\x13"] * (number == 20)
-        found = encoder.encode_marked(MarkedText.of(texts), "uint16", eod=0)
-        left += sum(len(piece.text) for piece in found.pending)
-        column = EncodedColumn(found.ids, found.lengths.astype(np.int32), pending=found.pending)
+        found, pending = encoder.encode_marked(MarkedText.of(texts), "uint16", eod=0)
+        left += sum(len(piece.text) for piece in pending)
+        column = EncodedColumn(found.ids, found.lengths.astype(np.int32), pending=pending)
         put_in_pending(EncodedBlock([column]), tokenizer)
         expected = [[*ids, 0] if ids else [] for ids in tokenizer.encode_batch(texts)]
         assert column.ids.dtype == np.uint16 and column.pending == []
