@@ -135,6 +135,8 @@ class BlockEncoder:
         if isinstance(payload, Sample):
             assert self._fast is not None
             return EncodedBlock([], own=self._fast.encode_alone(payload.texts))
+        if self._fast is not None and self._fast.engine.is_full():
+            self._fast.engine.rebuild()
         text = None
         if self._reader is not None and isinstance(payload, JsonLines):
             payload = Lines(payload.load(), first=False)  # loaded once, whoever reads it
@@ -157,6 +159,15 @@ class BlockEncoder:
                 if not column.ended:
                     _append(column, self._spec.eod)
         return EncodedBlock(columns, rejected, +counts, lines, self._spot_check())
+
+    @property
+    def is_spent(self) -> bool:
+        """Whether a new process should go on, with an engine that keeps nothing yet.
+
+        Not if this one has loaded HF tokenizers, which takes longer than to build an engine.
+        """
+        loaded = self._tokenizer.cache_info().currsize
+        return self._fast is not None and not loaded and self._fast.engine.is_full()
 
     def _encode(self, texts: list[str]) -> EncodedColumn:
         sequences = None

@@ -52,18 +52,25 @@ class Engine(ABC):
     def encode(self, text: bytes) -> np.ndarray:
         """Ids of UTF-8 text, uint32 [n]."""
 
+    def is_full(self) -> bool:
+        """Whether it keeps so much that it should be rebuilt, or be given up with its process."""
+        return False
+
+    def rebuild(self) -> None:  # noqa: B027  (most keep nothing)
+        """Forget what was kept."""
+
 
 class _Gigatoken(Engine):
-    """Its cache of words never shrinks, so the tokenizer is built anew when that grew large."""
+    """Its cache of words never shrinks."""
 
     name = "gigatoken"
 
     def __init__(self, definition: bytes) -> None:
         self._library = import_module("gigatoken")
         self._definition = definition
-        self._build()
+        self.rebuild()
 
-    def _build(self) -> None:
+    def rebuild(self) -> None:
         self._backend: Any = None  # two at a time would need twice the memory
         self._backend = self._library.Tokenizer.from_json(self._definition).backend
         self._start_bytes: int | None = None
@@ -73,9 +80,6 @@ class _Gigatoken(Engine):
 
     def encode(self, text: bytes) -> np.ndarray:
         before = resident_bytes()
-        if self._is_full(before):
-            self._build()
-            before = resident_bytes()
         if self._start_bytes is None:  # not yet when built: workers are forked after that
             self._start_bytes = before
         ids = self._backend.encode(text)  # a numpy array; batch calls import awkward, a second
@@ -92,11 +96,11 @@ class _Gigatoken(Engine):
             self._doubled_at = self._text_bytes
         return ids
 
-    def _is_full(self, resident: int) -> bool:
+    def is_full(self) -> bool:
         if self._start_bytes is None:
             return False
         limit = max(_PROCESS_BYTES, self._start_bytes + _CACHE_BYTES)
-        return resident > limit or self._text_bytes >= self._most_text
+        return resident_bytes() > limit or self._text_bytes >= self._most_text
 
 
 class _Fastokens(Engine):

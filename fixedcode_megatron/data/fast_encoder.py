@@ -69,6 +69,11 @@ class FastEncoder:
     tokenizer
         Builds the tokenizer itself; called when it is first needed.
 
+    Attributes
+    ----------
+    engine
+        For its memory: whether it is full, and to rebuild it, is for the caller.
+
     Raises
     ------
     EngineError
@@ -78,7 +83,7 @@ class FastEncoder:
     def __init__(self, plan: EnginePlan, tokenizer: Callable[[], Tokenizer]) -> None:
         self._plan = plan
         self._may_leave = _LEFT_CHARACTERS
-        self._engine = build_engine(plan)
+        self.engine = build_engine(plan)
         self._unassigned = UnassignedCharacters(self._encode, plan.classes)
         self.tokenizer = functools.cache(tokenizer)
 
@@ -155,7 +160,7 @@ class FastEncoder:
 
     def _encode(self, text: bytes) -> np.ndarray:
         try:
-            return self._engine.encode(text)
+            return self.engine.encode(text)
         except (KeyboardInterrupt, SystemExit, MemoryError):
             raise
         except BaseException as error:  # a panic of a Rust library is no Exception

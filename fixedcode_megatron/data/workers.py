@@ -90,7 +90,8 @@ class WorkerPool:
         Parameters
         ----------
         make_function
-            A function of a module; it returns what is called for each item.
+            A function of a module; it returns what is called for each item. Where that has an
+            attribute `is_spent`, and it is true after an item, another process takes the next one.
         arguments
             Its arguments, picklable.
         """

@@ -402,31 +402,31 @@ def test_what_an_engine_cannot_do_is_an_error_of_its_own(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("start", "growth", "rebuilt"),
+    ("start", "growth", "full"),
     [
-        (100, [0, *[10] * 9, 5, 1, 0], [13]),  # over 195 in all
-        (150, [*[12] * 6, 5, 1, 0], [9]),  # over 77 more than at the start
-        (80, [0, 40, 0, 0, 0, 0], [5]),  # the next would add 80 beside 80: 200 over the start
-        (80, [0, 0, 0, 40, 0, 0, 0, 0], [8]),  # that comes after twice the text
-        (80, [*[0] * 8, 20, 40, 0, 0, 0, 0], [11]),  # at once where the text has changed
+        (100, [0, *[10] * 9, 5, 1, 0], [12]),  # over 195 in all
+        (150, [*[12] * 6, 5, 1, 0], [8]),  # over 77 more than at the start
+        (80, [0, 40, 0, 0, 0, 0], [4]),  # the next would add 80 beside 80: 200 over the start
+        (80, [0, 0, 0, 40, 0, 0, 0, 0], [7]),  # that comes after twice the text
+        (80, [*[0] * 8, 20, 40, 0, 0, 0, 0], [10]),  # at once where the text has changed
         (80, [0, 30, 0, 0, 0, 0, 0], []),  # 150 over the start
         (80, [0, 40, 0, 13, 0, 0, 0, 0], []),  # a later one, of less
     ],
 )
-def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch, start, growth, rebuilt):
-    """gigatoken's cache never shrinks: the tokenizer is built anew when the process grew.
+def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch, start, growth, full):
+    """gigatoken's cache never shrinks: it says that it is full when the process grew.
 
     Parameters
     ----------
     start, growth
         Megabytes of the process with an empty cache, and what each of equal texts adds.
-    rebuilt
-        Before which texts, counted from 1.
+    full
+        After which texts, counted from 1.
     """
     tokenizer = make(tmp_path / "t", digits=False)
-    encoder = FastEncoder(plan_engine(tokenizer, "gigatoken"), lambda: tokenizer)
-    expected = tokenizer.encode_batch(["the fox"])
-    engine, memory, texts, found = encoder._engine, start, 0, []
+    engine = engines.build_engine(plan_engine(tokenizer, "gigatoken"))
+    expected = tokenizer.encode_batch(["the fox"])[0]
+    memory, texts, found = start, 0, []
 
     class Growing:
         def encode(self, text, encode=engine._backend.encode):
@@ -435,19 +435,17 @@ def test_the_cache_of_words_is_bounded(tmp_path, monkeypatch, start, growth, reb
             texts += 1
             return encode(text)
 
-    def build():
-        nonlocal memory
-        found.append(texts + 1)
-        memory = start
-        real_build()
-        engine._backend = Growing()
-
-    real_build, engine._backend = engine._build, Growing()
-    monkeypatch.setattr(engine, "_build", build)
     monkeypatch.setattr(engines, "resident_bytes", lambda: memory << 20)
-    while texts < len(growth):
-        assert encode(encoder, ["the fox"])[0].tolist() == expected[0]
-    assert found == rebuilt
+    for _ in growth:
+        if engine.is_full():
+            found.append(texts)
+            memory = start
+            engine.rebuild()
+            assert not engine.is_full()
+        if texts in (0, *found):
+            engine._backend = Growing()
+        assert engine.encode(b"the fox").tolist() == expected
+    assert found == full
 
 
 def test_definition_is_whole_json(tmp_path):
