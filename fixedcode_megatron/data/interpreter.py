@@ -37,7 +37,8 @@ class _Fork:
         self._reaping = threading.Lock()  # several threads may wait
 
     def terminate(self) -> None:
-        signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            signal.pidfd_send_signal(self._descriptor, signal.SIGTERM)
 
     def wait(self, timeout: float | None = None) -> int:
         if not select.select([self._descriptor], [], [], timeout)[0]:

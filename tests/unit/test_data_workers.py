@@ -185,3 +185,36 @@ def test_a_program_is_forked_only_while_it_has_one_thread(before, after, found):
         capture_output=True, text=True, timeout=60, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
     )  # fmt: skip
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{found}\n", "")
+
+
+KILLED = """
+import os, signal
+from fixedcode_megatron.data import interpreter
+{}
+from fixedcode_megatron.data.workers import WorkerDied, WorkerPool
+from test_data_workers import Tiring
+pool = WorkerPool(2)
+pool.start(Tiring, ())
+answers = pool.map(map(str, range(1000)))
+next(answers)
+os.kill(pool._template._process.pid, signal.SIGKILL)
+try:
+    list(answers)
+except WorkerDied as error:
+    print(error)
+pool.close()
+"""
+
+
+@pytest.mark.parametrize("boot", ["", "interpreter.boot()"], ids=["fresh", "booted"])
+def test_a_template_that_is_killed_is_named(boot):
+    """Its workers go on, until one is spent and nobody forks another."""
+    paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED.format(boot)],
+        capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))},
+    )  # fmt: skip
+    said = "a worker process was killed by SIGKILL (out of memory?): run again, "
+    assert (done.stdout, done.stderr) == (f"{said}perhaps with fewer --workers\n", "")
+    assert done.returncode == 0
