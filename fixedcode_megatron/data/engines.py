@@ -23,12 +23,12 @@ from fixedcode_megatron.data.tokenizers import Tokenizer
 from fixedcode_megatron.data.unassigned import split_classes
 
 ENGINES = ("gigatoken", "fastokens")
-# An engine that keeps every word is built anew when its process has more memory than the first, but
-# not before it added the second.
+# An engine that keeps every word is full when its process has more memory than the first, but not
+# before it added the second.
 _PROCESS_BYTES, _CACHE_BYTES = 195 << 20, 77 << 20
 # gigatoken's table of words doubles, and for a moment both are there: four times what the doubling
 # before added, after about twice the text. Where that would take more memory than this beyond the
-# memory at the start, the engine is built anew before.
+# memory at the start, the engine is full before.
 _DOUBLING_BYTES = 170 << 20
 _LEAST_DOUBLING = 12 << 20  # what a call adds without one is less
 # Noncharacters of Unicode: the first marker ends a document, the second is a cut inside of one.

@@ -48,13 +48,13 @@ def main() -> None:
     report = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints must not mix with the report
     gc.set_threshold(100_000)  # documents make many objects and no cycles
-    template = _Template(pairs, task, report)
+    forks = _Forks(pairs, task, report)
     gc.freeze()  # looking through all objects would copy their memory into each worker
-    template.run()
+    forks.run()
 
 
-class _Template:
-    """A process that has loaded the work, and forks whoever does it."""
+class _Forks:
+    """The work, loaded once, and the workers that were forked to do it."""
 
     def __init__(self, pairs: list[_Pipes], task: tuple, report: int) -> None:
         self._pairs, self._task, self._report = pairs, task, report
@@ -80,7 +80,7 @@ class _Template:
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         signal.signal(signal.SIGCHLD, lambda *_: None)  # without a handler some systems drop it
         try:
-            for pipes in list(self._pairs):
+            for pipes in self._pairs:
                 self._fork(pipes)
             while self._workers and signal.sigwait(_SIGNALS) != signal.SIGTERM:
                 self._replace()
